@@ -80,6 +80,9 @@ def _mean(values: Any) -> Any:
 def accuracy(output: Any, target: Any) -> Any:
     """Share of samples whose class is right.
 
+    A target that a loss leaves out, such as PyTorch's ``ignore_index`` of -100, counts as wrong: a
+    function of yours may leave it out too, ``over_set(lambda output, target: ...)``.
+
     Parameters
     ----------
     output
@@ -453,8 +456,8 @@ def _scores(output: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     if classes.size != len(scores):
         raise ValueError(
             f"the target has shape {classes.shape}, and this metric takes one class for each of "
-            f"{len(scores)} samples; of several labels a sample take binary_accuracy, and where each "
-            "pixel or token has a class give it a function of yours that flattens output and target"
+            f"{len(scores)} samples; of several labels a sample take binary_accuracy, and where "
+            "each pixel or token has a class give a function of yours that flattens both"
         )
     return scores, classes.reshape(-1)
 
