@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         DATA, "got a DataLoader", 'data=ShardedDataset.write("data.zarr", loader.dataset'),
     "data=(X, Y[:9])": (DATA, "'x' has 600, 'y' has 9 samples", "make them equal"),
     "data=(X, 'y')": (DATA, "y must be an array", "got 'y'"),
-    "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "columns of x are numbers: 'city' holds text", "dtype=float)"),
+    "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "'city' holds text", "dtype=float)"),
     "data=(FRAME.mask(FRAME == FRAME.iloc[3, 1]), Y)": (
         DATA, "x lacks 1 of its values, the first in row 3 of column", "x.fillna(x.median())"),
     "data=(X, pd.Series(['a', 'b', None] * 200))": (DATA, "row 2 of y has no value", "leave it o"),
