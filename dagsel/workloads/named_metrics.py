@@ -100,6 +100,12 @@ _OTHER_NAMES = {
 }
 
 
+#: Functions of scikit-learn that are means over samples, and the same either way round.
+_EITHER_WAY = frozenset(
+    {"accuracy_score", "hamming_loss", "mean_absolute_error", "mean_squared_error", "zero_one_loss"}
+)
+
+
 def _check_order_of_arguments(name: str, function: Any) -> None:
     """Raise a `WorkloadError` for a function of scikit-learn's metrics: it takes the target first.
 
@@ -108,9 +114,10 @@ def _check_order_of_arguments(name: str, function: Any) -> None:
     inner = function.function if isinstance(function, dagsel.metrics.OverSet) else function
     while isinstance(inner, partial):
         inner = inner.func
-    if not str(getattr(inner, "__module__", "")).startswith("sklearn.metrics"):
-        return
     theirs = getattr(inner, "__name__", "")
+    is_sklearns = str(getattr(inner, "__module__", "")).startswith("sklearn.metrics")
+    if not is_sklearns or theirs in _EITHER_WAY:
+        return
     if theirs.endswith("_score"):  # so scikit-learn names what is better if it is larger
         better = ', direction="maximize"'
     else:

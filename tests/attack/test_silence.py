@@ -71,6 +71,13 @@ def test_metrics_of_scikit_learn_are_not_called_the_wrong_way_round(
         assert np.array_equal(metric(output, target), function(target, output))
 
 
+def test_metrics_of_scikit_learn_that_are_the_same_either_way_are_taken() -> None:
+    for function in (sk.accuracy_score, sk.zero_one_loss, sk.mean_absolute_error):
+        assert metric_functions({"mine": function}) == {"mine": function}
+        target, output = np.array([0, 1, 1, 1]), np.array([1, 1, 0, 1])
+        assert function(target, output) == function(output, target)
+
+
 def test_the_names_that_others_give_metrics_lead_to_dagsels() -> None:
     with pytest.raises(WorkloadError, match="has no metric 'MAE'.*write 'mean_absolute_error', or"):
         metric_functions("MAE")
