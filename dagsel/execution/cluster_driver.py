@@ -17,6 +17,9 @@ from dagsel.planning.pools import Workers
 
 logger = logging.getLogger("dagsel")
 
+#: Workers may come so often while others are closed as a cluster is given back.
+TIMES = 3
+
 
 class Size(NamedTuple):
     """A request for a number of workers, not counting some that are leaving."""
@@ -203,12 +206,15 @@ class ClusterDriver(ABC):
                         self._close(sorted(request))
                     case Return(n_workers, in_order):
                         self.fill(n_workers, ())
-                        there = in_order()  # one may have been lost just now
-                        surplus = there[: max(0, min(self.wanted, len(there)) - n_workers)]
                         try:
-                            if surplus:
-                                self._close(sorted(surplus))
-                        finally:  # one that was lost meanwhile has left its place
+                            # One may be lost meanwhile, and one come of a job that had begun.
+                            for _ in range(TIMES):
+                                there = in_order()
+                                n_over = min(self.wanted, len(there)) - n_workers
+                                if n_over <= 0:
+                                    break
+                                self._close(sorted(there[:n_over]))
+                        finally:  # one that was lost has left its place
                             self.fill(n_workers, ())
                     case Size(n_workers, besides):
                         try:

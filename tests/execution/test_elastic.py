@@ -243,6 +243,25 @@ def test_one_that_is_lost_before_the_others_are_chosen_leaves_no_place() -> None
         assert cluster.worker_spec == {}
 
 
+def test_one_that_comes_as_the_others_are_closed_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of several workers has begun as its first one has: the others may come later."""
+    with cluster_of(2) as (cluster, client), driving(client) as driver:
+        close, late = driver.close_workers, [1]
+
+        def close_as_one_comes(workers: Collection[str]) -> None:
+            close(workers)
+            if late:
+                cluster.scale(late.pop())
+                client.wait_for_workers(1, timeout=TIMEOUT_S)
+
+        monkeypatch.setattr(driver, "close_workers", close_as_one_comes)
+        driver.give_back(0, lambda: there(client))
+        assert driver.close()
+        assert driver.troubles() == []
+        assert cluster.worker_spec == {}
+        assert there(client) == []
+
+
 def test_one_that_is_still_to_come_stays_wanted_when_a_lost_worker_is_retired() -> None:
     workers = {name: {"cls": Worker, "options": {"nthreads": 1}} for name in range(2)}
     with (
