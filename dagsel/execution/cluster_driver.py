@@ -17,8 +17,8 @@ from dagsel.planning.pools import Workers
 
 logger = logging.getLogger("dagsel")
 
-#: Workers may come so often while others are closed as a cluster is given back.
-TIMES = 3
+#: How often workers are closed as a cluster is given back: others may come meanwhile.
+MOST_ROUNDS = 3
 
 
 class Size(NamedTuple):
@@ -208,7 +208,7 @@ class ClusterDriver(ABC):
                         self.fill(n_workers, ())
                         try:
                             # One may be lost meanwhile, and one come of a job that had begun.
-                            for _ in range(TIMES):
+                            for _ in range(MOST_ROUNDS):
                                 there = in_order()
                                 n_over = min(self.wanted, len(there)) - n_workers
                                 if n_over <= 0:

@@ -159,7 +159,10 @@ def copying() -> Iterator[None]:
     spawn = util.spawnv_passfds
 
     def start(path: Any, command: Sequence[Any], passed: Sequence[int]) -> int:
+        global _held
         is_server = "forkserver" in os.fsdecode(command[-1])  # Python's tracker of resources is not
+        if is_server:
+            _held = None
         begin = _copy if is_server and is_possible() else spawn
         return begin(path, command, passed)
 

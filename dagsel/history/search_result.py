@@ -54,7 +54,7 @@ class Result:
         Raises
         ------
         NoCompletedTrialError
-            If no trial was scored.
+            If no trial was scored, or none that was has ended yet.
         SearchError
             If the search was about several metrics.
         """
@@ -64,8 +64,8 @@ class Result:
                 "run.pareto() has those that no other one is better than"
             )
         if self.record.best is None:
-            reasons = "; ".join(f"trial {t.number}: {t.why}" for t in self.failures[:3])
             trials = self.record.trials.values()
+            reasons = "; ".join(f"trial {t.number}: {t.why}" for t in self.failures[:3])
             if n := sum(trial.is_live and bool(trial.epochs) for trial in trials):
                 reasons = f"{n} that are scored still train, see run.leaderboard()"
             why = reasons or ("none was scored" if trials else "none was started")

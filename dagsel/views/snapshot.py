@@ -115,7 +115,7 @@ class Snapshot:
             units_per_second,
             record.worker_seconds,
             tuple(rows),
-            best if best is not None and best.value is not None else None,
+            None if best is None or best.value is None else best,
             leading.kept.epochs if leading is not None and leading.kept is not None else 0,
             len(record.top) if record.goals else None,
             seconds_left(

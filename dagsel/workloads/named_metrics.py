@@ -83,8 +83,6 @@ _OWN: dict[str, Callable[[Any, Any], Any]] = {
         "r2",
     )
 }
-
-
 #: What others call some of them.
 _OTHER_NAMES = {
     "acc": "accuracy",
@@ -116,16 +114,16 @@ def _check_order_of_arguments(name: str, function: Any) -> None:
         inner = inner.func
     theirs = getattr(inner, "__name__", "")
     is_sklearns = str(getattr(inner, "__module__", "")).startswith("sklearn.metrics")
-    if not is_sklearns or theirs in _EITHER_WAY:
+    if not (is_sklearns and theirs) or theirs in _EITHER_WAY:  # a scorer has no name
         return
     if theirs.endswith("_score"):  # so scikit-learn names what is better if it is larger
         better = ', direction="maximize"'
     else:
         better = ', direction="minimize"' if theirs.endswith(("_error", "_loss")) else ""
     raise WorkloadError(
-        f"{theirs or 'a metric'} of scikit-learn takes the target first, and dagsel's metrics take "
+        f"{theirs} of scikit-learn takes the target first, and dagsel's metrics take "
         f"it last; write metrics={{{name!r}: dagsel.metrics.over_set(lambda output, target: "
-        f"{theirs or '...'}(target, output){better})}}, with output.argmax(1) where the output has "
+        f"{theirs}(target, output){better})}}, with output.argmax(1) where the output has "
         "a score for each class"
     )
 

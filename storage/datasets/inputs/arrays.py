@@ -60,11 +60,10 @@ def as_array(name: str, value: Any) -> Any:
         numbers = np.array(array.tolist())
         if numbers.dtype != object:  # some are larger than any of NumPy's
             return numbers
-    is_frame = hasattr(value, "select_dtypes")
-    columns = [*filter(lambda column: _is_odd(value[column]), value)] if is_frame else []
-    if is_frame and all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
-        return value.to_numpy(dtype="float64", na_value=np.nan)  # some are yes and no, or nullable
-    if columns:
+    if hasattr(value, "select_dtypes"):  # a frame of pandas
+        if all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
+            return value.to_numpy(dtype="float64", na_value=np.nan)  # some are bool or nullable
+        columns = [label for label in value if not _is_numbers(value[label])]
         cures = "; ".join(_cures(name, value[columns]))
         raise DatasetInputError(f"not all columns of {name} are numbers: {cures}")
     raise DatasetInputError(
@@ -73,13 +72,25 @@ def as_array(name: str, value: Any) -> Any:
     )
 
 
-def _is_odd(column: Any) -> bool:
-    """Whether a column of pandas is no numbers."""
+def _is_numbers(column: Any) -> bool:
+    """Whether a column of pandas holds numbers, of whatever dtype."""
     import pandas as pd
 
     kinds = ("integer", "floating", "mixed-integer-float", "boolean")
     is_number = getattr(column.dtype, "kind", "O") in "biufc"
-    return not is_number and pd.api.types.infer_dtype(column) not in kinds
+    return is_number or pd.api.types.infer_dtype(column) in kinds
+
+
+def as_number(kind: str, column: str) -> str:
+    """Return what makes numbers of a column of pandas that has dates ("M") or durations ("m").
+
+    Examples
+    --------
+    >>> as_number("m", "frame['took']")
+    "write frame['took'] = frame['took'].dt.total_seconds()"
+    """
+    since = f"({column} - {column}.min()).dt.days"
+    return f"write {column} = {since if kind == 'M' else f'{column}.dt.total_seconds()'}"
 
 
 def _cures(name: str, frame: Any) -> Iterator[str]:
@@ -89,10 +100,9 @@ def _cures(name: str, frame: Any) -> Iterator[str]:
     others = []
     for label, column in frame.items():
         of = f"{name}[{label!r}]"
-        if column.dtype.kind in "mM":
-            what = "dates" if column.dtype.kind == "M" else "durations"
-            since = f"({of} - {of}.min())" if what == "dates" else of
-            yield f"{label!r} holds {what}, write {of} = {since}.dt.days"
+        if (kind := column.dtype.kind) in "mM":
+            what = "dates" if kind == "M" else "durations"
+            yield f"{label!r} holds {what}, {as_number(kind, of)}"
         elif column.map(lambda value: isinstance(value, str)).all() and (
             pd.to_numeric(column.astype(object), errors="coerce").notna().all()
         ):

@@ -84,15 +84,17 @@ KNOWN = PARQUET + TAR
 
 
 def how_to_write(url: str) -> str:
-    r"""Return the call that makes a data set of a file.
+    """Return the call that makes a data set of a file.
 
     Examples
     --------
-    >>> how_to_write("a.npy")
-    'ShardedDataset.write("data.zarr", \'a.npy\', n_shards=8)'
+    >>> how_to_write("x.npy")
+    'ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
     """
     is_csv = url.endswith((".csv", ".csv.gz"))
     source = f"pandas.read_csv({url!r})" if is_csv else repr(url)
+    if not (is_csv or url.endswith(KNOWN)):
+        source = '{"x": ..., "y": ...}'
     # Without them each column is an array of its own.
-    columns = ', columns={"x": [...], "y": "..."}' if is_csv or ".parq" in url else ""
+    columns = ', columns={"x": [...], "y": "..."}' if is_csv or url.endswith(PARQUET) else ""
     return f'ShardedDataset.write("data.zarr", {source}{columns}, n_shards=8)'

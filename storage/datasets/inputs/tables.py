@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
-from dagsel.storage.datasets.inputs.arrays import check_labels, of_list
+from dagsel.storage.datasets.inputs.arrays import as_number, check_labels, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.ragged import RaggedArray
 
@@ -165,9 +165,9 @@ def _no_numbers(column: str, values: NDArray[Any]) -> tuple[str, str]:
     frame, kind = f"frame[{column!r}]", values.dtype.kind
     objects = f"values of type {type(values[0]).__name__}" if kind == "O" else ""
     if kind == "m" or (objects and hasattr(values[0], "total_seconds")):
-        return objects or "durations", f"write {frame} = {frame}.dt.total_seconds()"
+        return objects or "durations", as_number("m", frame)
     if kind == "M" or (objects and hasattr(values[0], "timestamp")):
-        return objects or "dates", f"write {frame} = ({frame} - {frame}.min()).dt.days"
+        return objects or "dates", as_number("M", frame)
     return objects, "make them numbers"
 
 
