@@ -197,6 +197,7 @@ class Runner:
 
     def _go_on(self) -> None:
         """Do what an earlier session has decided and may not have done."""
+        self._write()  # what it does may be interrupted, and has taken time
         live = [trial for trial in self.record.trials.values() if trial.is_live]
         for trial in live:
             self._stored.keep_scored(trial)

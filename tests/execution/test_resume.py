@@ -31,6 +31,7 @@ from dagsel.dispatch.units import visit_order
 from dagsel.driver.consistency import read_run
 from dagsel.errors import DatasetNotFoundError, RunDirError, RunDirLockedError, SearchError
 from dagsel.execution.cluster import local_cluster
+from dagsel.execution.engine import DaskEngine
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.history import tables
 from dagsel.history.record import Record
@@ -218,6 +219,18 @@ def test_a_search_that_is_interrupted_again_and_again_goes_on_with_its_study(
     assert len(run.record.sessions) == 4
     assert (storage == "memory") == (type(run.study._storage).__name__ == "InMemoryStorage")
     check(client, run, "asha")
+
+
+def test_a_session_stands_in_the_journal_before_it_sends_anything(
+    begin: Optimize, client: Client, run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its time would not count, nor what it has begun be known to be its own."""
+    with pytest.raises(KeyboardInterrupt), stopping_after(20, interrupt):
+        begin("asha")
+    monkeypatch.setattr(DaskEngine, "submit", lambda *_: interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        go_on(client, run_dir)
+    assert len(folded(run_dir).sessions) == 2
 
 
 @pytest.mark.parametrize("n_steps", [1, 3, 6, 10, 15, 21, 28, 36, 45, 55])
