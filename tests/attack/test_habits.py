@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +16,11 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 import dagsel
-from dagsel.errors import SearchError
+from dagsel.errors import SearchError, WorkloadError
 from dagsel.flows import RandomSearch, SamplerSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.workloads.torch.argument_names import _ELSEWHERE
 from tests.conftest import Optimize
 
 
@@ -122,6 +125,42 @@ def test_what_cannot_be_is_said_in_one_sentence_before_anything_trains(
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     assert given["study"].trials == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("criterion", "write loss=$"),
+        ("scheduler", "write lr_scheduler=$"),
+        ("lr", r"write optimizer=torch.optim.Adam, .* or optimizer=lambda parameters, config: "),
+        (
+            "clip_grad_norm",
+            r"write train_fn=, .* that calls torch\.nn\.utils\.clip_grad_norm_",
+        ),
+        ("sampler", "each epoch takes each sample once, .*; leave it out$"),
+        (
+            "epochs",
+            r"write flow=dagsel\.flows\.RandomSearch\(.*\) for dagsel\.optimize",
+        ),
+        (
+            "patience",
+            r"write flow=dagsel\.flows\.EarlyStopping\(flow, patience=5\) for",
+        ),
+    ],
+)
+def test_a_torch_workload_says_where_an_argument_belongs(name: str, told: str) -> None:
+    given = {"model": space, "loss": reports, "optimizer": reports, "batch_size": 8}
+    with pytest.raises(WorkloadError, match=rf"^dagsel\.TorchWorkload takes no {name}: {told}"):
+        dagsel.TorchWorkload(**given, **{name: 1})
+
+
+def test_each_argument_that_is_told_to_write_is_one_of_the_workload() -> None:
+    """Nor is one refused that it takes."""
+    known = inspect.signature(dagsel.TorchWorkload).parameters
+    own = re.findall(r"write (\w+)=(?!.*for dagsel.optimize)", "\n".join(_ELSEWHERE.values()))
+    assert set(own) <= set(known)
+    assert len(own) > 10
+    assert not set(_ELSEWHERE) & set(known)
 
 
 @pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])

@@ -27,6 +27,7 @@ from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
+from dagsel.workloads.torch.argument_names import named_arguments
 from dagsel.workloads.torch.batches import evaluation_batches, tensors_of, training_batches
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
@@ -204,6 +205,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     _as_tensor = staticmethod(as_torch)
 
+    @named_arguments
     def __init__(
         self,
         model: Callable[..., torch.nn.Module],
