@@ -178,7 +178,9 @@ class Pad:
         unfilled = [name for name in ragged if name not in self.fill]
         if missing or unfilled:
             wrong = f"names {missing[0]!r}" if missing else f"leaves {unfilled[0]!r} out"
-            written = ", ".join(f"{name}=0" for name in ragged)
+            last = [*batch][-1]  # the target: of a class no loss counts -100
+            of_classes = {last} if len(batch) > 1 and not batch[last][0].is_floating_point() else {}
+            written = ", ".join(f"{it}={-100 if it in of_classes else 0}" for it in ragged)
             raise WorkloadError(
                 f"collate=dagsel.collate.pad(...) {wrong}, and of the arrays {', '.join(batch)} "
                 f"those of unequal length are {', '.join(ragged) or 'none'}: write pad({written})"

@@ -80,8 +80,8 @@ def _mean(values: Any) -> Any:
 def accuracy(output: Any, target: Any) -> Any:
     """Share of samples whose class is right.
 
-    A target that a loss leaves out, such as PyTorch's ``ignore_index`` of -100, counts as wrong: a
-    function of yours may leave it out too, ``over_set(lambda output, target: ...)``.
+    Each target counts. Where a loss leaves some out, as PyTorch's ``ignore_index`` of -100, take
+    ``torchmetrics.classification.MulticlassAccuracy(..., ignore_index=-100)``.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def accuracy(output: Any, target: Any) -> Any:
     ------
     ValueError
         If the output holds neither, or the target no classes: their shapes would make numbers that
-        mean nothing.
+        mean nothing. If there are scores and a class below 0, which would count as wrong.
 
     Examples
     --------
@@ -116,7 +116,19 @@ def _classes(output: Any, target: Any) -> Any:
                 f"{shapes}: of one score a sample the largest says nothing; take binary_accuracy "
                 "for a logit of two classes, or let the model return a score for each class"
             )
+        if bool((target < 0).any()):
+            raise ValueError(
+                f"accuracy: the target has the class {int(target.min())}, which has no score, and "
+                "which a loss may leave out: write "
+                "metrics={'accuracy': torchmetrics.classification.MulticlassAccuracy("
+                f"num_classes={scores[1]}, average='micro', ignore_index={int(target.min())})}}"
+            )
         return output.argmax(1)
+    if len(scores) == len(classes) + 1 and scores[:-1] == classes:
+        raise ValueError(
+            f"{shapes}: the classes' scores must be along its second axis, as PyTorch's "
+            "cross_entropy has them; write output.movedim(-1, 1)"
+        )
     if scores != classes:
         raise ValueError(
             f"{shapes}: give the number of each sample's class as the target, without an axis for "

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import io
 import platform
+import sys
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -16,6 +20,26 @@ from dagsel.errors import (
 )
 
 
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Sends modules of classes of their own by name, as others are.
+
+    A function that names ``torch`` and an attribute ``ops`` may mean ``torch.ops``, so that it is
+    sent with the function; and that is such a module.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        name = getattr(obj, "__name__", "") if isinstance(obj, ModuleType) else ""
+        if type(obj) is not ModuleType and name and sys.modules.get(name) is obj:
+            return importlib.import_module, (name,)
+        return super().reducer_override(obj)
+
+
+def _pickled(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
 def pack_workload(workload: Any) -> bytes:
     """Pickle a workload once for all workers.
 
@@ -25,11 +49,11 @@ def pack_workload(workload: Any) -> bytes:
         If a part of it cannot be pickled; names the part.
     """
     try:
-        return bytes(cloudpickle.dumps(workload))
+        return _pickled(workload)
     except Exception as error:
         for name, part in vars(workload).items():
             try:
-                cloudpickle.dumps(part)
+                _pickled(part)
             except Exception as reason:
                 raise WorkloadTransportError(
                     f"{name!r} of the {type(workload).__name__} cannot be sent to a worker: "

@@ -18,6 +18,7 @@ from typing import Any
 import dask.config
 
 from dagsel.errors import ClusterError
+from dagsel.garbage import kept_off
 
 #: Names that a test of "is this the main process?" reads.
 _ASKS = {"__name__", "parent_process", "current_process"}
@@ -53,7 +54,13 @@ def check_main_guard() -> None:
 
 def _frames() -> Iterator[FrameType]:
     """Yield the frames of the main thread, which waits for a search in another one."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    main = threading.main_thread()
+    frame: FrameType | None
+    if threading.current_thread() is main:
+        frame = sys._getframe()
+    else:
+        with kept_off():  # before Python 3.11.9 it waits for its own lock (gh-106883)
+            frame = sys._current_frames().get(main.ident or 0)
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -149,9 +149,9 @@ def test_what_cannot_be_is_said_in_one_sentence_before_anything_trains(
     ],
 )
 def test_a_torch_workload_says_where_an_argument_belongs(name: str, told: str) -> None:
-    given: dict[str, Any] = {"model": space, "loss": reports, "optimizer": reports}
+    given: dict[str, Any] = {"model": space, "loss": reports, "optimizer": reports, name: 1}
     with pytest.raises(WorkloadError, match=rf"^dagsel\.TorchWorkload takes no {name}: {told}"):
-        dagsel.TorchWorkload(batch_size=8, **given, **{name: 1})
+        dagsel.TorchWorkload(batch_size=8, **given)
 
 
 def test_each_argument_that_is_told_to_write_is_one_of_the_workload() -> None:

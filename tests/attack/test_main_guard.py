@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import check_cluster
-from dagsel.execution.main_guard import is_guarded
+from dagsel.execution.main_guard import check_main_guard, is_guarded
 
 #: A search as a user writes it.
 SEARCH = """\
@@ -266,3 +269,23 @@ def _told() -> str:
 def test_a_process_of_a_pool_starts_no_workers() -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert "ProcessPoolExecutor" in pool.apply(_told)
+
+
+def test_the_main_threads_frames_are_read_without_a_deadlock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A collection within `sys._current_frames` may wait for ever for the lock that it holds."""
+    read, seen = sys._current_frames, []
+
+    def current_frames() -> dict[int, FrameType]:
+        seen.append(gc.isenabled())
+        return read()
+
+    monkeypatch.setattr(sys, "_current_frames", current_frames)
+    check_main_guard()
+    assert seen == []  # in the main thread itself nobody needs it
+    thread = threading.Thread(target=check_main_guard)
+    thread.start()
+    thread.join()
+    assert seen == [False]
+    assert gc.isenabled()

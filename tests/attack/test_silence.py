@@ -16,6 +16,7 @@ from sklearn import metrics as sk
 from sklearn.linear_model import SGDClassifier
 
 import dagsel
+import dagsel.collate
 from dagsel.errors import (
     ClusterError,
     DatasetFormatError,
@@ -25,7 +26,7 @@ from dagsel.errors import (
 )
 from dagsel.execution.cluster import check_cluster
 from dagsel.flows import ASHA, OptunaPruner, RandomSearch, SamplerSearch
-from dagsel.metrics import over_set
+from dagsel.metrics import accuracy, over_set
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Folder
@@ -216,3 +217,129 @@ def test_a_search_that_goes_on_says_that_its_trials_are_scored(
         run.best  # noqa: B018
     search.finish()
     assert search.wait("2 min").best.trial == 0
+
+
+NET: dict[str, Any] = {
+    "model": lambda config: torch.nn.Linear(2, 2),
+    "loss": torch.nn.functional.cross_entropy,
+    "optimizer": lambda parameters, config: torch.optim.SGD(parameters, lr=0.1),
+    "batch_size": 2,
+}
+BATCH = {"x": np.ones((5, 2), "float32"), "y": np.array([0, 1, 1, 0, 1])}
+
+
+def test_what_a_loss_learns_is_not_shared_by_trials() -> None:
+    scale = torch.nn.Parameter(torch.ones(3))
+    sgd = torch.optim.SGD
+    workload = dagsel.TorchWorkload(
+        **{**NET, "optimizer": lambda parameters, config: sgd([*parameters, scale], lr=0.1)}
+    )
+    told = r"a parameter of shape \(3,\) that is none of the model's: .* let the model hold it"
+    with pytest.raises(WorkloadError, match=told):
+        workload.validate({})
+
+
+class Drawn(torch.nn.Module):
+    """Holds what it has drawn beside what its state has."""
+
+    def __init__(self, draw: Any, *, name: str = "features") -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("kept", torch.as_tensor(draw()))
+        if name == "buffer":
+            self.register_buffer("buffer", torch.as_tensor(draw()), persistent=False)
+        elif name != "kept":
+            setattr(self, name, {"nested": [draw()]})
+
+
+def drawn_by_numpy() -> Any:
+    return np.random.default_rng().normal(size=3)
+
+
+def drawn_by_torch() -> Any:
+    return torch.rand(3, generator=torch.Generator().manual_seed(torch.seed()))
+
+
+@pytest.mark.parametrize("draw", [drawn_by_numpy, drawn_by_torch])
+@pytest.mark.parametrize("name", ["features", "buffer"])
+def test_a_model_that_is_another_each_time_it_is_made_is_refused(draw: Any, name: str) -> None:
+    """A trial's model is made anew for each unit: it would be scored with other features."""
+    workload = dagsel.TorchWorkload(**{**NET, "model": lambda config: Drawn(draw, name=name)})
+    with pytest.raises(WorkloadError, match=f"makes another '{name}' each time.*register_buffer"):
+        workload.validate({})
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [(lambda: torch.randn(3), "features"), (lambda: np.random.rand(3), "buffer"),
+     (drawn_by_numpy, "kept")],
+)  # fmt: skip
+def test_a_model_may_draw_from_the_seeded_streams_or_keep_it_in_its_state(
+    draw: Any, name: str
+) -> None:
+    workload = dagsel.TorchWorkload(**{**NET, "model": lambda config: Drawn(draw, name=name)})
+    workload.validate({})
+    workload.validate({})
+
+
+def accumulating(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    """Step after each `every` batches, and at the end if the configuration says so."""
+    for at, (inputs, targets) in enumerate(batches, start=1):
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        if at % config["every"] == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        batches.log(loss)
+    if config.get("at_end"):
+        optimizer.step()
+
+
+def with_its_own_optimizer(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    accumulating(model, torch.optim.SGD(model.parameters(), lr=0.1), batches, config)
+
+
+@pytest.mark.parametrize(
+    ("loop", "config", "is_refused"),
+    [
+        (accumulating, {"every": 1}, False),
+        (accumulating, {"every": 3}, False),  # of three batches
+        (accumulating, {"every": 2}, True),
+        (accumulating, {"every": 9}, True),
+        (accumulating, {"every": 2, "at_end": True}, False),
+        (with_its_own_optimizer, {"every": 1}, False),
+        (with_its_own_optimizer, {"every": 2}, True),
+    ],
+)
+def test_gradients_that_no_step_follows_fail_the_trial(
+    loop: Any, config: dict[str, Any], is_refused: bool
+) -> None:
+    workload = dagsel.TorchWorkload(**NET, train_fn=loop)
+    state, shard = workload.init(config, 0), workload.prepare(BATCH)
+    visit = Visit(seed=0, trial=0, epoch=1, shard=0, ends_epoch=True)
+    if not is_refused:
+        assert workload.train(state, shard, config, visit=visit).finished
+        return
+    with pytest.raises(WorkloadError, match=r"wait for an optimizer\.step\(\).*after the loop"):
+        workload.train(state, shard, config, visit=visit)
+
+
+def test_targets_that_a_loss_leaves_out_are_not_counted_as_wrong() -> None:
+    scores, tags = np.zeros((4, 3, 5)), np.full((4, 5), -100)
+    with pytest.raises(ValueError, match="has the class -100, .*write metrics=") as caught:
+        accuracy(scores, tags)
+    write = str(caught.value).partition("write metrics=")[2]
+    (metric,) = eval(write, {"torchmetrics": pytest.importorskip("torchmetrics")}).values()
+    tags[0, 0] = 0
+    assert metric(torch.tensor(scores), torch.tensor(tags)) == 1.0
+    with pytest.raises(ValueError, match=r"write output\.movedim\(-1, 1\)"):
+        accuracy(np.moveaxis(scores, 1, -1), tags)
+
+
+@pytest.mark.parametrize(("target", "fill"), [(torch.int64, -100), (torch.float32, 0)])
+def test_the_targets_of_a_sequence_are_filled_up_by_what_no_loss_counts(
+    target: torch.dtype, fill: int
+) -> None:
+    rows = {"ids": [torch.ones(2), torch.ones(3)], "tags": [torch.ones(2, dtype=target)] * 2}
+    with pytest.raises(WorkloadError, match=rf"write pad\(ids=0, tags={fill}\)"):
+        dagsel.collate.pad(ids=0)(rows)

@@ -12,7 +12,7 @@ differ:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.random_streams import read_streams
+from dagsel.workloads.torch.frozen import checksums
 
 #: Bytes of a model for which random numbers cost more than leaving them out.
 LARGE = 4_000_000
@@ -157,6 +158,50 @@ def check_optimizer(optimizer: Any) -> torch.optim.Optimizer:
             f"optimizer gave a {type(optimizer).__name__}, not a torch.optim.Optimizer; return one"
         )
     return optimizer
+
+
+def beside_state(module: torch.nn.Module) -> dict[str, list[int]]:
+    """Return checksums of the tensors and arrays that a module holds and no state does, by name.
+
+    Examples
+    --------
+    >>> module = torch.nn.Linear(2, 1)
+    >>> module.features = torch.ones(3)
+    >>> list(beside_state(module))
+    ['features']
+    """
+    kept = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    found = {}
+    for place, part in module.named_modules():
+        for name, value in {**vars(part), **part._buffers}.items():
+            if name.startswith("_"):
+                continue
+            tensors = [it for it in _tensors(value) if id(it) not in kept]
+            if tensors:
+                found[f"{place}.{name}".lstrip(".")] = checksums(tensors)
+    return found
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, and its arrays as tensors."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta:
+        yield value
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        yield torch.frombuffer(bytearray(value.tobytes() or b"\0"), dtype=torch.uint8)
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def check_alike(once: dict[str, list[int]], again: dict[str, list[int]]) -> None:
+    """Raise a `WorkloadError` if two modules of one seed differ in what no state holds."""
+    name = next((name for name in once if again.get(name, once[name]) != once[name]), None)
+    if name is not None:
+        raise WorkloadError(
+            f"the model function makes another {name!r} each time, also from one seed, and a trial "
+            f"is made anew for each unit: register_buffer({name.rpartition('.')[2]!r}, ...) keeps "
+            "it in the state, or draw it of torch.randn or another global stream"
+        )
 
 
 def equal(before: Any, after: Any) -> bool:

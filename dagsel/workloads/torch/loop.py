@@ -7,11 +7,12 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dagsel.checks import shown
 from dagsel.errors import WorkloadError
@@ -20,9 +21,10 @@ from dagsel.workloads.pooled import Pool
 
 _F: Any = torch.nn.functional
 #: Losses that bear outputs and targets of different shapes.
-_ELEMENTWISE = (_F.mse_loss, _F.l1_loss, _F.smooth_l1_loss, _F.huber_loss)
+_ELEMENTWISE = (_F.mse_loss, _F.l1_loss, _F.smooth_l1_loss, _F.huber_loss, _F.poisson_nll_loss)
 _ELEMENTWISE_LOSSES = (
     torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss,
+    torch.nn.PoissonNLLLoss,
 )  # fmt: skip
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
@@ -234,27 +236,49 @@ def needs_closure(step: Callable[..., Any]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
+@contextmanager
 def track_steps(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: ShardBatches
-) -> Callable[[], None]:
+) -> Iterator[None]:
     """Allow a stop in a user's loop only where no gradient waits for a later step.
 
-    Returns a function that ends the tracking.
+    Raises
+    ------
+    WorkloadError
+        If gradients wait for a step at the end of the loop.
     """
-    stepped = -1
-    its = weakref.proxy(batches)  # they hold `may_stop`, which holds the model
+    stepped = stepped_by_any = -1  # in which batch, by the optimizer and by one of train_fn's own
 
-    def note(*_: Any) -> None:
-        nonlocal stepped
-        stepped = its._done
+    def note(stepping: Any, *_: Any) -> None:
+        nonlocal stepped, stepped_by_any
+        stepped_by_any = batches._done
+        if stepping is optimizer:
+            stepped = batches._done
+
+    its = weakref.proxy(batches)  # they hold `may_stop`, which holds the model
 
     def may_stop() -> bool:
         # The boundary after batch i is seen as i + 1 batches done.
         return stepped == its._done - 1 or all(p.grad is None for p in model.parameters())
 
     batches.may_stop = may_stop
-    handle = optimizer.register_step_post_hook(note)
-    return handle.remove
+    handle = register_optimizer_step_post_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if stepped_by_any < batches._done - 1 and any(map(_waits, model.parameters())):
+        raise WorkloadError(
+            "train_fn ends with gradients that wait for an optimizer.step(), and no later pass has "
+            "them: step after the last batch of the shard too, as by a last optimizer.step() after "
+            "the loop"
+        )
+
+
+def _waits(parameter: torch.nn.Parameter) -> bool:
+    """Whether a parameter has a gradient that a step would follow."""
+    gradient = parameter.grad
+    return gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
 
 
 def mean_metrics(

@@ -103,6 +103,14 @@ def check(
     without: Collection[str] = (),
 ) -> None:
     """Raise a `WorkloadError` if something of a trial cannot be in a state."""
+    known = {id(parameter) for parameter in module.parameters()}
+    for parameter in (it for group in optimizer.param_groups for it in group["params"]):
+        if id(parameter) not in known:
+            raise WorkloadError(
+                f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is none of "
+                "the model's: no state would hold it, and trials would train each other's; let the "
+                "model hold it, as one that its loss learns, and return it with its output"
+            )
     flatten({**_tree(module, optimizer, schedule, without), **(more or {})}, _leaf)
 
 

@@ -29,6 +29,7 @@ from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.argument_names import named_arguments
 from dagsel.workloads.torch.batches import evaluation_batches, tensors_of, training_batches
+from dagsel.workloads.torch.build import beside_state, check_alike
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
@@ -319,9 +320,10 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             check(module, optimizer, schedule, without=self._frozen(module).left_out())
             if self._memory is None:
                 self._counts.note(config, self._count(module, optimizer))
+            once = {} if self._has_made_two else beside_state(module)
             del module, optimizer, schedule
-            if not self._has_made_two:
-                self._build(config, seed=0, large=True)  # which must have parameters of its own
+            if not self._has_made_two:  # the other one must have parameters of its own
+                check_alike(once, beside_state(self._build(config, seed=0, large=True)))
                 self._has_made_two = True
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
@@ -477,12 +479,12 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         with stepping(optimizer, fused=self.fused, capturable=device is not None):
             loss = following(self.loss, module.parameters())
             if device is not None:
-                return recorded_loop(module, optimizer, batches, loss, device)
-            if self.train_fn is None:
-                return standard_loop(module, optimizer, batches, loss)
-            untrack = track_steps(module, optimizer, batches)
-            self.train_fn(module, optimizer, batches, config)
-            return untrack()
+                recorded_loop(module, optimizer, batches, loss, device)
+            elif self.train_fn is None:
+                standard_loop(module, optimizer, batches, loss)
+            else:
+                with track_steps(module, optimizer, batches):
+                    self.train_fn(module, optimizer, batches, config)
 
     def _recorder(
         self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: ShardBatches
