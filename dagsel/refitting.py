@@ -15,6 +15,7 @@ from dagsel.driver.recovery import catch_up
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked
+from dagsel.history.live import config_kept
 from dagsel.history.record import Record
 from dagsel.history.refit import Refit
 from dagsel.history.result import Run
@@ -78,7 +79,7 @@ def refit(
         pools={},
         n_before=0,
     )
-    config = run.record.trials[number].config
+    config = config_kept(run.record, run.record.trials[number])
     checks(workload, dataset.manifest)(config)  # the workload learns what the run's had learnt
     goal = folder.refit(f"trial-{number}-{n_epochs}-epochs-{dataset.digest}")
     entries, first = list[Entry](), tuple[Turn, ...]()

@@ -291,7 +291,8 @@ class Runner:
 
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:
-            config = self.record.trials[trial].config = self._configs.pop(trial)
+            config = self._configs.pop(trial)
+            self.record.configure({trial: config})
             try:
                 self.check(config)
             except Exception as error:  # noqa: BLE001 - the trial's own code raised it

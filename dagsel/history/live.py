@@ -6,7 +6,7 @@ from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.history.record import Record
-from dagsel.history.trial import TrialRecord
+from dagsel.history.trial import Lineage, TrialRecord
 
 
 def live_trial(record: Record, number: int, what: str) -> TrialRecord:
@@ -40,8 +40,34 @@ def params_now(record: Record, trial: TrialRecord) -> dict[str, Any]:
     >>> params_now(record, record.trials[0])
     {'lr': 0.1}
     """
-    if not trial.adoptions:
-        return dict(trial.params)
-    last = trial.adoptions[-1]
-    drawn = dict(record.trials[last.root].params)
-    return drawn | {name: value for name, value in last.config.items() if name in drawn}
+    return _params(record, trial.lineage)
+
+
+def params_kept(record: Record, trial: TrialRecord) -> dict[str, Any]:
+    """Return the parameters that the state of a trial was trained with that it is worth.
+
+    Examples
+    --------
+    >>> record = Record("run", trials={0: TrialRecord(0, {}, {"lr": 0.1})})
+    >>> params_kept(record, record.trials[0])
+    {'lr': 0.1}
+    """
+    return _params(record, trial.kept_lineage)
+
+
+def config_kept(record: Record, trial: TrialRecord) -> dict[str, Any]:
+    """Return the configuration that the state of a trial was trained with that it is worth.
+
+    Examples
+    --------
+    >>> record = Record("run", trials={0: TrialRecord(0, {}, {}, drawn={"lr": 0.1})})
+    >>> config_kept(record, record.trials[0])
+    {'lr': 0.1}
+    """
+    root, changes = trial.kept_lineage
+    return {**record.trials[root].drawn, **changes}
+
+
+def _params(record: Record, lineage: Lineage) -> dict[str, Any]:
+    drawn = dict(record.trials[lineage.root].params)
+    return drawn | {name: value for name, value in lineage.changes.items() if name in drawn}

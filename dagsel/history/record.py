@@ -108,8 +108,7 @@ class Record:
     awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
     added: list[int] = field(default_factory=list)  # trials that the user has added or cloned
     commands: dict[str, UserCommand] = field(default_factory=dict)  # those of the user, by id
-    # Of each session when it began, and when the run would have, had it never lain dead: seconds
-    # since the epoch.
+    # When each session began, and when the run would have, had it never lain dead; epoch seconds.
     sessions: list[tuple[float, float]] = field(default_factory=list)
     n_epochs_decided: int = 0
     n_workers: int = 0  # what the flow was last told of workers
@@ -125,8 +124,8 @@ class Record:
     has_scored: bool = False  # whether an epoch has ended, or a state was checked
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
-    # A heap of what trials are or were worth, the best first: is it infeasible, loss, number.
-    _values: list[tuple[bool, float, int]] = field(default_factory=list)
+    # A heap of what trials are or were worth, best first: is it infeasible, loss, is it a copy's.
+    _values: list[tuple[bool, float, bool, int]] = field(default_factory=list)
 
     @classmethod
     def read(
@@ -352,9 +351,10 @@ class Record:
                 f"the flow clones trial {source} onto trial {target}: the source must have "
                 "reported an epoch, and the target must be paused"
             )
+        lineage = origin.last_lineage
         taker.adopt(origin, config)
         if taker.epochs:
-            self._score(taker, self._end_of(taker), afresh=True)
+            self._score(taker, replace(self._end_of(taker), lineage=lineage), afresh=True)
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")
@@ -403,11 +403,11 @@ class Record:
         """The best of the trials that have ended; None if there is none, or are several metrics."""
         return self.top[0] if self.top and not self.goals else None
 
-    def _rank(self, best: Best) -> tuple[bool, bool, float, int]:
-        # Of equal ones the first drawn, as in Optuna, whichever ended first.
-        counts = self.keep == "best" or best.is_complete
-        is_feasible = self.trials[best.trial].is_feasible
-        return is_feasible, counts, -self.loss(best.value), -best.trial
+    def _rank(self, best: Best) -> tuple[bool, bool, float, bool, int]:
+        # Of equal ones the first drawn, as in Optuna, whichever ended first; a copy comes last.
+        counts, trial = self.keep == "best" or best.is_complete, self.trials[best.trial]
+        is_own = not trial.is_worth_a_copy
+        return trial.is_feasible, counts, -self.loss(best.value), is_own, -best.trial
 
     def loss(self, value: float) -> float:
         """Return a value of the (first) metric that is better when smaller."""
@@ -424,8 +424,8 @@ class Record:
         is_better = trial.kept is None or self.loss(scored.value) < self.loss(trial.kept.value)
         if afresh or is_better or self.keep == "last":
             trial.kept, trial.lacks_kept = scored, False
-            place = (not trial.is_feasible, self.loss(scored.value), trial.number)
-            heappush(self._values, place)
+            place = (not trial.is_feasible, self.loss(scored.value), trial.is_worth_a_copy)
+            heappush(self._values, (*place, trial.number))
 
     def values(self, value: float | None, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Return what a search is about of the metrics of a state; empty if it was not scored."""
@@ -441,7 +441,7 @@ class Record:
     def leading(self) -> TrialRecord | None:
         """The trial that is worth most now, ended or not; None if none, and of several metrics."""
         while self._values and not self.goals:
-            _, loss, number = self._values[0]
+            _, loss, _, number = self._values[0]
             trial = self.trials[number]
             is_worth = trial.value is not None and self.loss(trial.value) == loss
             if is_worth and trial.state != "failed":
@@ -450,11 +450,11 @@ class Record:
         return None
 
     def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
-        """Set the configurations of trials that were read from a journal."""
+        """Set the configurations that were drawn for trials."""
         for number, config in configs.items():
-            trial = self.trials[number]
-            last = trial.adoptions[-1] if trial.adoptions else None
-            trial.config = config if last is None else {**configs[last.root], **last.config}
+            self.trials[number].drawn = self.trials[number].config = config
+        for trial in [self.trials[number] for number in configs if self.trials[number].adoptions]:
+            trial.config = {**self.trials[trial.lineage.root].drawn, **trial.lineage.changes}
 
     def order(self, trial: int, epoch: int) -> tuple[int, ...] | None:
         """Return the order of visits of an epoch; None if it was not trained to its end."""

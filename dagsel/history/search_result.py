@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.history import tables
-from dagsel.history.live import params_now
+from dagsel.history.live import params_kept
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
 from dagsel.history.plots import Plots
@@ -120,7 +120,7 @@ class Result:
         The study keeps those that were drawn first. A choice such as a class or a tuple stands
         under its name.
         """
-        return params_now(self.record, self.record.trials[self.best.trial])
+        return params_kept(self.record, self.record.trials[self.best.trial])
 
     @property
     def best_value(self) -> float:

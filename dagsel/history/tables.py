@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dagsel.dispatch.units import Unit
+from dagsel.history.live import params_kept
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import UnitRecord
@@ -50,9 +51,10 @@ def ranked(record: Record) -> list[TrialRecord]:
     return found
 
 
-def _place(record: Record, trial: TrialRecord) -> tuple[bool, bool, float, int]:
+def _place(record: Record, trial: TrialRecord) -> tuple[bool, bool, float, bool, int]:
     is_behind = record.keep == "last" and trial.state == "pruned"
-    return not trial.is_feasible, is_behind, record.loss(trial.value or 0.0), trial.number
+    loss, is_copy = record.loss(trial.value or 0.0), trial.is_worth_a_copy
+    return not trial.is_feasible, is_behind, loss, is_copy, trial.number
 
 
 def pareto(record: Record) -> pd.DataFrame:
@@ -78,7 +80,9 @@ def _board(record: Record, metric: str, trials: Sequence[TrialRecord]) -> pd.Dat
         known = [trial.number, *trial.values, trial.kept.epochs, trial.state]
         known += [trial.number in front] if metrics else []
         feasible = {"feasible": trial.is_feasible} if is_constrained else {}
-        rows.append({**dict(zip(columns, known, strict=True)), **feasible, **trial.params})
+        rows.append(
+            {**dict(zip(columns, known, strict=True)), **feasible, **params_kept(record, trial)}
+        )
     return frame(rows, None if rows else columns)
 
 

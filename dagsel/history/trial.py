@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dagsel.dispatch.units import Unit
 from dagsel.flow import Losses, Pause, Paused, Train
@@ -47,6 +47,13 @@ class Adoption:
     value: float  # the metric of that state
 
 
+class Lineage(NamedTuple):
+    """A configuration: that which was drawn for a trial, and what a search has changed in it."""
+
+    root: int  # the trial
+    changes: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Scored:
     """A state of a trial that was scored: at the end of an epoch, or where the trial was paused."""
@@ -55,6 +62,8 @@ class Scored:
     epochs: float  # how far the trial had trained
     place: StatePlace  # where its state is
     check: int = 0  # the number of the check that has scored it, from 1; 0 at the end of an epoch
+    # What it was trained with, if that is not the trial's own: a copy is scored as its source was.
+    lineage: Lineage | None = None
 
     @property
     def value(self) -> float:
@@ -112,6 +121,7 @@ class TrialRecord:
     config: Mapping[str, Any]  # its present configuration
     params: Mapping[str, Any]  # the parameters that were drawn for it
     is_feasible: bool = True  # whether it meets the constraints that its space has set
+    drawn: Mapping[str, Any] = field(default_factory=dict)  # the configuration that was drawn
     # How it ended, and why.
     state: TrialState = "running"
     reason: str = ""
@@ -297,18 +307,38 @@ class TrialRecord:
 
         From there it is worth what that state is, whatever it was worth before.
         """
-        root, changes, under = origin.number, dict[str, Any](), origin.config
-        if not self.epochs:  # it was drawn for that, with a configuration of its own
-            root, under = self.number, self.config
-        elif origin.adoptions:
-            root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
-        changes |= config
+        # One without epochs was drawn for that, with a configuration of its own.
+        under = origin if self.epochs else self
+        root, before = origin.lineage if self.epochs else Lineage(self.number, {})
         source = (origin.number, len(origin.epochs), root)
-        value = origin.last_values[0]
+        changes, value = {**before, **config}, origin.last_values[0]
         self.adoptions.append(Adoption(len(self.epochs), *source, changes, value))
         if self.epochs:
             self.is_scored, self.last_values = False, origin.last_values
-        self.config = {**under, **config}
+            self.is_feasible = origin.is_feasible
+        self.config = {**under.config, **config}
+
+    @property
+    def lineage(self) -> Lineage:
+        """What it trains with now."""
+        last = self.adoptions[-1] if self.adoptions else None
+        return Lineage(self.number, {}) if last is None else Lineage(last.root, last.config)
+
+    @property
+    def last_lineage(self) -> Lineage:
+        """What the state was trained with that it would go on from."""
+        is_copy = self.adoptions and self.adoptions[-1].after == len(self.epochs) > 0
+        return self.kept.lineage or self.lineage if is_copy and self.kept else self.lineage
+
+    @property
+    def kept_lineage(self) -> Lineage:
+        """What the state was trained with that it is worth."""
+        return self.lineage if self.kept is None else self.kept.lineage or self.lineage
+
+    @property
+    def is_worth_a_copy(self) -> bool:
+        """Whether what it is worth is another trial's merit, of which it has gone on."""
+        return self.kept is not None and self.kept.lineage is not None
 
     def spend(self, work: UnitWork) -> None:
         """Count what a training unit, or a piece of one, has taken."""

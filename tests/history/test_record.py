@@ -35,6 +35,7 @@ from dagsel.flow import (
 )
 from dagsel.history import tables
 from dagsel.history.extension import can_train_on
+from dagsel.history.live import config_kept
 from dagsel.history.record import Best, Record
 from dagsel.history.script import differences
 from dagsel.history.tables import ranked
@@ -274,6 +275,53 @@ def test_a_clone_goes_on_from_the_sources_configuration() -> None:
     live = {n: dict(record.trials[n].config) for n in range(3)}
     record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
     assert {n: record.trials[n].config for n in range(3)} == live
+
+
+def test_what_a_copy_is_worth_is_the_merit_of_its_source() -> None:
+    """The first of equal trials wins, but not by a state that another one has reached."""
+    drawn = [asked(0, 1, 2, decisions=[Train(n, 1) for n in range(3)])]
+    ended = [entry for n, value in enumerate((0.1, 0.5, 0.9)) for entry in epoch_of(n, 1, value)]
+    record = fold(*drawn, *ended)
+    record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
+    copies = turn(None, Clone(2, 0, {"lr": 0.7}), *(Train(n, 1) for n in range(3)))
+    record.add(copies)
+    assert record.leading is record.trials[2]
+    for entry in [*epoch_of(0, 2, 0.4), *epoch_of(1, 2, 0.6), *epoch_of(2, 2, 0.7)]:
+        record.add(entry)
+    stops = [turn(None, Stop(n, "", "complete")) for n in range(3)]
+    for entry in stops[:2]:
+        record.add(entry)
+    assert record.best == Best(0, 1, 1, 0.9)  # its source may still come to nothing
+    kept = record.trials[0]
+    assert config_kept(record, kept) == {"lr": 0.2, "net": "a"}  # that of its source
+    assert kept.config == {"lr": 0.7, "net": "a"}
+    record.add(stops[2])
+    assert record.best == Best(2, 1, 1, 0.9)
+    assert [trial.number for trial in ranked(record)] == [2, 0, 1]
+    record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
+    assert config_kept(record, kept) == {"lr": 0.2, "net": "a"}
+
+
+def test_a_trial_that_betters_its_copy_has_the_merit() -> None:
+    drawn = [asked(0, 1, decisions=[Train(n, 1) for n in range(2)])]
+    record = fold(*drawn, *epoch_of(0, 1, 0.1), *epoch_of(1, 1, 0.5))
+    record.configure({n: {"lr": n / 10} for n in range(2)})
+    for entry in [turn(None, Clone(1, 0, {"lr": 0.7}), Train(0, 1)), *epoch_of(0, 2, 0.6)]:
+        record.add(entry)
+    assert config_kept(record, record.trials[0]) == {"lr": 0.7}
+    record.add(turn(None, Clone(0, 1, {}), Train(1, 1)))
+    assert config_kept(record, record.trials[1]) == {"lr": 0.7}
+    assert record.trials[1].config == {"lr": 0.7}
+
+
+def test_a_trial_that_goes_on_from_another_breaks_the_constraints_that_this_one_breaks() -> None:
+    drawn = replace(asked(0, 1, decisions=[Train(n, 1) for n in range(2)]), infeasible=(0,))
+    record = fold(drawn, *epoch_of(0, 1, 0.9), *epoch_of(1, 1, 0.5))
+    assert record.leading is record.trials[1]
+    record.add(turn(None, Clone(1, 0, {"lr": 0.7}), Train(0, 1)))
+    for entry in epoch_of(0, 2, 0.6):
+        record.add(entry)
+    assert record.leading is record.trials[0]
 
 
 @pytest.mark.parametrize(
