@@ -32,7 +32,8 @@ _LAST_S = 10.0
 def status(run_dir: str) -> Answer:
     """Say how the search in RUN_DIR stands, or what it came to."""
     search = dagsel.attach(run_dir)
-    return standing(search.result, search.driver)
+    driver = search.driver  # first: one that ends in between has ended
+    return standing(search.result, driver)
 
 
 @click.command()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import io
+import math
 import platform
 import sys
+from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +21,7 @@ from dagsel.errors import (
     VersionMismatchError,
     WorkloadTransportError,
 )
+from dagsel.execution.answers import silent_workers, within
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -68,14 +72,38 @@ def versions_here() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
 
 
-def check_versions(client: Client) -> None:
+def check_versions(
+    client: Client, workers: Sequence[str] = (), *, within_s: float = math.inf
+) -> None:
     """Check that client, scheduler and workers agree in what matters.
+
+    Parameters
+    ----------
+    client
+        Client of the cluster.
+    workers
+        Addresses of those that are there.
+    within_s
+        How long to wait for their answers, in seconds.
 
     Raises
     ------
     VersionMismatchError
         If dagsel, torch or Python differ, or are missing where they are needed.
+    ClusterError
+        If a worker does not answer.
     """
+    try:
+        within(within_s, partial(_compare_versions, client))
+    except TimeoutError as error:
+        silent = ", ".join(silent_workers(client, workers)) or "one"
+        raise ClusterError(
+            f"of {len(workers)} workers {silent} does not answer within {within_s:g} s, as a "
+            "process that is frozen; stop it, and begin again"
+        ) from error
+
+
+def _compare_versions(client: Client) -> None:
 
     # Functions of the standard library: they can be called where dagsel is missing.
     def ask(package: str) -> dict[str, Any]:

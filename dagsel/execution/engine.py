@@ -33,6 +33,7 @@ from dagsel.errors import (
     VersionMismatchError,
     WorkerMemoryError,
 )
+from dagsel.execution.answers import within
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
@@ -65,6 +66,8 @@ from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")
+#: So long is waited for workers that have to do something before a search begins or ends.
+_PATIENCE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -138,7 +141,8 @@ class DaskEngine:
             awaits = self.client.submit(int, pure=False)
             self._workforce.ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
-        check_versions(self.client)
+        patience_s = max(_PATIENCE_S, self.worker_timeout_s)
+        check_versions(self.client, list(found), within_s=patience_s)
         plugin = DispatchPlugin(run, self.dispatch, self.client.id)
         try:
             self.client.register_plugin(plugin)
@@ -205,7 +209,7 @@ class DaskEngine:
         return set(workers_of(self.client))
 
     def _stop(self) -> None:
-        run = self.spec.run
+        run, name = self.spec.run, plugin_name(self.spec.run)
         self._outbox.clear()
         self._loads.clear()
         if not self._connection.is_there:  # each of these would wait for it
@@ -216,14 +220,16 @@ class DaskEngine:
         for leave in (
             # The one command that is waited for: no task is left that a worker cannot run.
             partial(self._connection.log, command_topic(run), COMMANDS.to_text(EndRun())),
-            partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
-            partial(self.client.unregister_worker_plugin, plugin_name(run)),
+            partial(self.client.unregister_scheduler_plugin, name),
+            partial(within, _PATIENCE_S, partial(self.client.unregister_worker_plugin, name)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
             # Last: a worker goes when it holds nothing of the run any more.
             partial(self._workforce.give_back, self._workers_there),
         ):
             try:
                 leave()
+            except TimeoutError:
+                logger.warning("a worker does not answer, and is left with what it has of the run")
             except Exception:  # the cluster may be gone; leave the rest too
                 logger.debug("leaving the cluster", exc_info=True)
         self._end_bill()

@@ -121,6 +121,7 @@ class DispatchPlugin(SchedulerPlugin):
         task = self.scheduler.tasks[key]
         match start, finish:
             case _, "no-worker":
+                scheduler_state.may_wait(self.scheduler, task)
                 self._push(events.UnitReady(unit))
             case _, "processing":
                 self._hops[unit] = must_hop(task)
@@ -232,6 +233,12 @@ class DispatchPlugin(SchedulerPlugin):
                     self._send(binding.worker, abandon)
             self._push(events.WorkerRemoved(worker, expected))
             self._report(events.WorkerRemoved(worker, expected))
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """End the run as Dask has forgotten its tasks."""
+        if not self._closed:
+            reason = "the cluster was restarted (Client.restart), and its tasks are forgotten"
+            self._report(events.FailRun(reason))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """End the run when its driver has gone."""

@@ -6,6 +6,7 @@ None of it is promised to stay; docs/explanation/how-it-works.md lists what else
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -54,6 +55,12 @@ def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: i
     )
     scheduler.send_all(client_messages, {})
     scheduler.transitions(recommended, f"dagsel-pass-on-{task.key}")
+
+
+def may_wait(scheduler: Scheduler, task: TaskState) -> None:
+    """Have Dask let a parked task wait for ever; it may have been told to fail such ones."""
+    if scheduler.no_workers_timeout is not None and task in scheduler.unrunnable:
+        scheduler.unrunnable[task] = math.inf
 
 
 def free_key(key: Any) -> dict[str, Any]:

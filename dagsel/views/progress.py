@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from typing import Any
 
 from rich.console import Console
 
@@ -15,12 +17,22 @@ from dagsel.views.displays import choose
 from dagsel.views.facts import Facts
 from dagsel.views.snapshot import Snapshot
 
+logger = logging.getLogger("dagsel")
+
 #: What is shown is made anew after this time at the earliest,
 REFRESH_S = 0.5
 #: and after so many times the processor's time that it took.
 SPARING = 150
 #: Units per second are averaged over this time.
 _WINDOW_S = 10.0
+
+
+class Terminal(Console):
+    """A console whose reader may go: rich would end the program then."""
+
+    def on_broken_pipe(self) -> None:
+        """Have the writer know."""
+        raise BrokenPipeError("nobody reads it")
 
 
 class SearchProgress:
@@ -52,7 +64,7 @@ class SearchProgress:
     ) -> None:
         self._metric = metric
         self._facts = facts or Facts()
-        console = console or Console(stderr=True, force_jupyter=is_notebook() or None)
+        console = console or Terminal(stderr=True, force_jupyter=is_notebook() or None)
         self._display = choose(how, console, ended, self._facts.steer)
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
@@ -61,14 +73,14 @@ class SearchProgress:
 
     def __enter__(self) -> SearchProgress:
         if self._display is not None:
-            self._display.start()
+            self._show(self._display.start)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._display is not None:
             self._facts.workers = tuple  # the search has none any more
             last = None if self._last is None else self._snapshot(self._last)
-            self._display.stop(last, error)
+            self._show(self._display.stop, last, error)
 
     def update(self, record: Record) -> None:
         """Show what the search has done, unless that was a moment ago."""
@@ -77,10 +89,18 @@ class SearchProgress:
         self._last, now = record, time.monotonic()
         if now >= self._due:
             began = time.thread_time()  # other threads of the process may hold this one up
-            self._display.show(self._snapshot(record))
+            self._show(self._display.show, self._snapshot(record))
             before, self._cost_s = self._cost_s, time.thread_time() - began
             # One that was dear once, as the first one that imports what it needs, is let pass.
             self._due = now + max(REFRESH_S, SPARING * min(before, self._cost_s))
+
+    def _show(self, show: Callable[..., None], *what: Any) -> None:
+        """Show something; show nothing any more if nobody can read it, as at the end of a pipe."""
+        try:
+            show(*what)
+        except (OSError, ValueError) as error:  # a file that is closed raises a `ValueError`
+            self._display = None
+            logger.warning("the search goes on, and its progress is shown no longer: %s", error)
 
     def follow(self, workers: Callable[[], tuple[WorkerNow, ...]], dashboard: str) -> None:
         """Show from now on what the workers do, and where Dask's dashboard is.

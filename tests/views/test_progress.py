@@ -22,7 +22,7 @@ from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.messages import Turn, UnitRecord
 from dagsel.views.displays import line
-from dagsel.views.progress import SPARING, SearchProgress
+from dagsel.views.progress import SPARING, SearchProgress, Terminal
 from dagsel.views.snapshot import Snapshot
 from dagsel.views.table import AROUND, IN_NOTEBOOK, notebook_table, terminal_lines
 from dagsel.views.words import seconds_left
@@ -360,3 +360,29 @@ def test_evaluating_counts_too() -> None:
     assert least < 100 * 2 * (3.0 + 1.0) / 4 < most
     assert seconds_left(units, 0, n_shards=2, n_workers=4) is None
     assert seconds_left(units[:1], 9, n_shards=2, n_workers=4) is None
+
+
+class Breaks(StringIO):
+    """A file that can be written no longer after some writes, as a pipe whose reader has gone."""
+
+    def __init__(self, n_writes: int, error: Exception) -> None:
+        super().__init__()
+        self.left, self.error = n_writes, error
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("how", ["table", "line", "log"])
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "full"), ValueError("closed")])
+@given(n_writes=st.integers(0, 12))
+def test_nobody_has_to_look_on(how: Progress, error: Exception, n_writes: int) -> None:
+    file, record = Breaks(n_writes, error), make_record()
+    console = Terminal(file=file, force_terminal=how != "log", width=80, height=24)
+    with SearchProgress("accuracy", how, console=console) as progress:
+        for _ in range(3):
+            progress.update(record)
+            progress._due = 0.0

@@ -1,0 +1,62 @@
+"""Calls to all workers that do not wait for ever for one that does not answer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from distributed import Client
+
+T = TypeVar("T")
+
+#: So long may a worker take to say that it is there.
+_ANSWER_S = 2.0
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what a call returns; raise a `TimeoutError` if it takes longer than so many seconds.
+
+    It may go on in a thread of its own.
+
+    Examples
+    --------
+    >>> within(10.0, lambda: 3)
+    3
+    >>> within(0.01, threading.Event().wait)
+    Traceback (most recent call last):
+    ...
+    TimeoutError: no answer within 0.01 s
+    """
+    returned: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            returned.append(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="dagsel-asks", daemon=True)
+    thread.start()
+    thread.join(min(seconds, threading.TIMEOUT_MAX))
+    if raised:
+        raise raised[0]
+    if not returned:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return returned[0]
+
+
+def silent_workers(client: Client, workers: Iterable[str]) -> list[str]:
+    """Return the workers that do not answer, as they are frozen or hold Python's lock."""
+    answers: dict[str, Any] = {}
+
+    def ask(worker: str) -> None:
+        answers.update(client.run(int, workers=[worker], on_error="return"))
+
+    threads = {it: threading.Thread(target=ask, args=(it,), daemon=True) for it in workers}
+    for thread in threads.values():
+        thread.start()
+    for thread in threads.values():
+        thread.join(_ANSWER_S)
+    return [worker for worker in threads if worker not in answers]
