@@ -51,7 +51,7 @@ class Settings:
     top_k: int = field(default=1, metadata={LATER: True})
     # The metrics, if there are several.
     goals: tuple[Goal, ...] = field(default=(), metadata={LATER: True})
-    n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
+    n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had begun
     first_step: int = field(default=1, metadata={LATER: True})  # of a trial, to the study's pruner
     deterministic: bool = False
     # Threads that PyTorch trains with on CPUs; None for as many as each worker's process has.

@@ -37,11 +37,14 @@ class Draws:
     sampler: BaseSampler  # the study's own
     sampler_seed: int
     seed: int  # of uniform draws
-    n_before: int = 0  # trials that had ended in the study: a study that goes on draws others
+    n_before: int = 0  # trials that had begun in the study: a study that goes on draws others
     n: int = 0  # trials drawn so far
     had: set[Point] = field(default_factory=set)  # the run's trials
     # Other ended trials of the study; the grid draws them again.
     had_before: set[Point] = field(default_factory=set)
+    # Trials that somebody else had begun, such as a search of the same seed that runs beside; of a
+    # finite space they are drawn last.
+    elsewhere: set[Point] = field(default_factory=set)
     grid: GridWalk = field(default_factory=GridWalk, init=False)
     _random: RandomSampler = field(default_factory=RandomSampler, init=False)
     _rest: GridWalk = field(default_factory=GridWalk, init=False)
@@ -78,7 +81,8 @@ class Draws:
     def _new(self, sampling: Sampling, attempt: int) -> tuple[DrawnTrial, dict[str, Any]] | None:
         """Draw a point; None if it was had."""
         trial, config = self._accepted(sampling, attempt)
-        if is_finite(trial.distributions) and self._was_had(trial):
+        was_had = is_finite(trial.distributions) and self._was_had(trial)
+        if was_had or _point(trial) in self.elsewhere:
             self.view.take_back()
             return None
         return trial, config

@@ -71,7 +71,7 @@ class StudyDriver:
     traits
         What the flow declares: the length of its longest trial, and whether it uses a pruner.
     n_before
-        Trials that had ended in the study before the run; None to count them.
+        Trials that had begun in the study before the run; None to count them.
     first_step
         The step of a trial's first epoch: 0, as in a script of Optuna's, or 1 if the steps of the
         study's trials begin there, as those of runs of before do; None to look.
@@ -214,7 +214,7 @@ class StudyDriver:
     def _count_before(self) -> None:
         if self.n_before is None:
             before = self._theirs.get_trials(False)
-            self.n_before = sum(trial.state.is_finished() for trial in before)
+            self.n_before = sum(trial.state != TrialState.WAITING for trial in before)
         self._draws.n_before = self.n_before
 
     def _step(self, epoch: int) -> int:
@@ -227,11 +227,12 @@ class StudyDriver:
         """Show the sampler what others have added to the study; return the enqueued trials."""
         trials = self._theirs.get_trials(deepcopy=False)
         self._view.extend(new := trials[len(self._view) :])
-        self._draws.had_before |= {
-            point(labelled(trial.params, trial.distributions))
-            for trial in new
-            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
-        }
+        for trial in new:
+            drawn = point(labelled(trial.params, trial.distributions))
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+                self._draws.had_before.add(drawn)
+            elif trial.state == TrialState.RUNNING and trial.user_attrs.get(RUN) != self.run:
+                self._draws.elsewhere.add(drawn)
         seen = [*self._waiting, *(trial.number for trial in new)]  # no other can wait
         self._waiting = [n for n in seen if trials[n].state == TrialState.WAITING]
         return [trials[n] for n in self._waiting]

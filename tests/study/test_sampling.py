@@ -402,6 +402,33 @@ def test_what_has_ended_in_the_study_is_not_drawn_again(sampling: Any) -> None:
     assert not set(as_set(list(old.values())[:4])) & set(as_set(list(new.values())))
 
 
+@pytest.mark.parametrize("sampling", ["study", "random"])
+def test_searches_of_one_seed_that_share_a_study_do_not_draw_the_same(sampling: Any) -> None:
+    """Neither those that run side by side, nor one that begins beside another."""
+    study = make_study(RandomSampler(seed=1))
+    drivers = [StudyDriver(study, one_float, "loss", seed=4, run=f"r{n}") for n in range(4)]
+    configs = [config for _ in range(3) for driver in drivers for config in drawn(driver, sampling)]
+    late = StudyDriver(study, one_float, "loss", seed=4, run="late")
+    configs += [config for _ in range(3) for config in drawn(late, sampling)]
+    assert len({config["x"] for config in configs}) == len(configs) == 15
+    assert late.n_before == 12
+
+
+def drawn(driver: StudyDriver, sampling: Any) -> list[dict[str, Any]]:
+    return [*driver.ask(1, sampling)[0].values()]
+
+
+def test_of_a_finite_space_what_trains_elsewhere_comes_last() -> None:
+    """Whoever has begun it may be dead."""
+    study = make_study(RandomSampler(seed=1))
+    other = StudyDriver(study, finite, "loss", seed=1)
+    theirs = as_set([*other.ask(5, "random")[0].values()])
+    driver = StudyDriver(study, finite, "loss", seed=1)
+    mine, exhausted = driver.ask(1_000, "random")
+    assert exhausted
+    assert as_set([*mine.values()][-5:]) == theirs
+
+
 def test_a_continuous_branch_is_never_exhausted() -> None:
     def space(trial: optuna.Trial) -> dict[str, Any]:
         if trial.suggest_categorical("kind", ["a", "b"]) == "a":
