@@ -319,7 +319,7 @@ class Session:
             settings.metric,
             seed=settings.seed,
             about=self.folder.digest(),
-            check=saying_checks(self.workload, self.data.manifest, self._followed),
+            check=self._check(),
             follows=self._follows_metric,
             foreseen=self.foreseen,
             needs=MemoryNeeds(self.workload, self.data),
@@ -408,6 +408,11 @@ class Session:
             return None
         scaling = stored_scaling(self.data, self.workload, trial.config)
         return None if scaling is None else scaling.efficiency
+
+    def _check(self) -> Callable[[Any], None]:
+        reads = self.flow.traits.reads_configs != ""
+        manifest = self.data.manifest
+        return saying_checks(self.workload, manifest, self._followed, flow_reads=reads)
 
     def _check_gang(self, config: Mapping[str, Any], size: int) -> None:
         workload = gang_workload(

@@ -36,6 +36,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def stall_s(self) -> float:
+        """How long nothing may be under way while the flow waits for nothing, in seconds."""
+        ...
+
+    @property
     def capacity(self) -> ClusterCapacity:
         """What the cluster can have, as far as it is known now."""
         ...

@@ -174,8 +174,8 @@ class Runner:
         while not self.record.finished:
             self._clock.tell()
             timeout_s = 0.0 if self.study.stopped else self._clock.patience_s(self.record.wake_at)
-            for message in self.engine.messages(timeout_s=timeout_s):
-                self._hear(message)
+            if not [*map(self._hear, self.engine.messages(timeout_s=timeout_s))]:
+                self._troubles.check_stall(self._clock.seconds, self.engine)
             self._watch()
             self._turn()
             self._obey()
@@ -291,8 +291,7 @@ class Runner:
 
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:
-            config = self._configs.pop(trial)
-            self.record.configure({trial: config})
+            self.record.configure({trial: (config := self._configs.pop(trial))})
             try:
                 self.check(config)
             except Exception as error:  # noqa: BLE001 - the trial's own code raised it

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from dagsel.checks import shown
+from dagsel.errors import SearchError
 from dagsel.flow import (
     Add,
     Ask,
@@ -84,7 +87,7 @@ class Steered(Wrapper):
 
     def start(self, context: Context) -> list[Decision]:
         """Begin the inner search."""
-        return self._without_end(self.flow.start(context))
+        return self._without_end(self.flow.start(context), "start")
 
     def handle(self, event: Event) -> list[Decision]:
         """Do what is commanded, train the user's trials, and pass on all that is not theirs."""
@@ -140,15 +143,33 @@ class Steered(Wrapper):
         stops: list[Decision] = [Stop(trial, "the time is over") for trial in self.own.epochs]
         self.own.epochs.clear()
         is_over = [Finish()] if self.own.has_finished else None
-        return [*stops, *(is_over or self.flow.handle(DeadlineReached(seconds)))]
+        if is_over:
+            return [*stops, *is_over]
+        event = DeadlineReached(seconds)
+        return [*stops, *self._checked(self.flow.handle(event), event)]
 
     def _pass(self, event: Event) -> list[Decision]:
         if self.own.has_finished:
             return []
-        return self._without_end(self.flow.handle(event))
+        return self._without_end(self.flow.handle(event), event)
 
-    def _without_end(self, decisions: Sequence[Decision]) -> list[Decision]:
+    def _checked(self, decisions: Any, to: Event | str) -> Sequence[Decision]:
+        """Return the answer of the inner search; raise a `SearchError` if it is no list."""
+        is_list = isinstance(decisions, list | tuple)
+        wrong = [it for it in decisions if not isinstance(it, Decision)] if is_list else [decisions]
+        if not wrong:
+            answer: Sequence[Decision] = decisions
+            return answer
+        call = f"handle({type(to).__name__})" if isinstance(to, Event) else f"{to}(context)"
+        raise SearchError(
+            f"{type(self.flow).__name__}.{call} must return a list of decisions, such as "
+            f"[Train(trial, epochs)], [Finish()] or [], got {shown(wrong[0])}"
+            f"{' in it' if is_list else ''}"
+        )
+
+    def _without_end(self, decisions: Any, to: Event | str) -> list[Decision]:
         """Note what the inner search asks for; leave out its end while trials of the user train."""
+        decisions = self._checked(decisions, to)
         self.own.awaited += [None for decision in decisions if isinstance(decision, Ask)]
         if Finish() not in decisions or not self._has_trials:
             return [*decisions]

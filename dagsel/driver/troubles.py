@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from dagsel.driver.protocols import Engine
+from dagsel.errors import SearchError
 from dagsel.flow import Event, Reported
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
@@ -40,6 +42,7 @@ class Troubles:
     _warned: set[int] = field(default_factory=set)  # trials whose warning is logged
     _paused_by_user: list[TrialRecord] = field(default_factory=list)  # that may still rest
     _told_to_rest: str = ""  # those of which was said that nothing else is left
+    _idle_since: float | None = None  # when it was first seen that nothing is under way
 
     def __post_init__(self) -> None:
         # Of those that lived when the driver before this one was lost, any may have begun.
@@ -66,6 +69,24 @@ class Troubles:
                 "nothing is left to train but what a command has paused (trial %s): resume or stop "
                 "it, or finish the search",
                 told,
+            )
+
+    def check_stall(self, now_s: float, engine: Engine) -> None:
+        """Raise a `SearchError` if nothing is under way and the flow waits for nothing.
+
+        Its next decision would never come. It is asked where nothing was heard for a while.
+        """
+        record, n_workers = self.record, engine.n_workers
+        waits = record.finished or record.awaited or record.wake_at is not None
+        is_scaled = 0 < n_workers >= (record.wanted or 0)
+        if waits or not is_scaled or any(map(_is_under_way, record.trials.values())):
+            self._idle_since = None
+            return
+        self._idle_since = now_s if self._idle_since is None else self._idle_since
+        if now_s - self._idle_since >= engine.stall_s:
+            raise SearchError(
+                f"for {engine.stall_s:g} s no trial has trained, and the flow waits for nothing: "
+                "let it answer the last event with Train, Ask, Wake or Finish"
             )
 
     def fails(self, error: BaseException | None) -> None:
@@ -100,6 +121,12 @@ class Troubles:
             others = {n for n in self._begun if record.trials[n].state != "failed"}
             is_over = len(failed) >= ENOUGH and not others and not first.by_check
         return FailedAlike(say(failed)) if is_over else None
+
+
+def _is_under_way(trial: TrialRecord) -> bool:
+    """Whether something may yet be heard of a trial without a decision of the flow."""
+    trains = trial.n_decided > len(trial.epochs) and not trial.is_held
+    return trial.is_live and (trains or trial.pausing is not None or trial.paused_by_user)
 
 
 def say(failed: list[TrialRecord]) -> str:

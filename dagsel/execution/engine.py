@@ -81,6 +81,7 @@ class DaskEngine:
     driver: ClusterDriver | None = None  # lets the cluster grow and shrink; None if nobody may
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
+    stall_s: float = 60.0  # how long nothing may be under way while the flow waits for nothing
     # When the call began whose workers are billed, by `time.monotonic`.
     began: float = field(default_factory=time.monotonic)
     n_first: int = 1  # workers to ask for if there is none

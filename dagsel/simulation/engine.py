@@ -68,6 +68,8 @@ class VirtualEngine:
         Draws when workers are taken back.
     """
 
+    stall_s = inf  # `check_alive` knows when nothing will happen again
+
     def __init__(
         self,
         curves: Curves,
@@ -87,7 +89,6 @@ class VirtualEngine:
         self._most = cluster.n_workers + len(cluster.additions)
         if cluster.max_workers is not None:
             self._most = min(cluster.max_workers, most_of(cluster.workers) or cluster.max_workers)
-        self._startup_s = cluster.startup_s
         self._configs: dict[int, Config] = {}
         self._unit_s: dict[int, float] = {}
         self._scored: dict[tuple[int, int], list[Ran]] = {}  # epochs, as far as they are scored
@@ -95,9 +96,8 @@ class VirtualEngine:
         self._heard: list[Message] = []
         self._reached: dict[int, float] = {}  # how far each trial has trained, in epochs
         self._shares_time: set[int] = set()  # trials whose losses the flow is told
-        self._speeds = cluster.worker_speeds
-        self._is_over = False
-        self._has_reported = False
+        self._speeds, self._startup_s = cluster.worker_speeds, cluster.startup_s
+        self._is_over = self._has_reported = False
         self._is_news = False  # whether the runner has something to act on
         self._told_workers = cluster.n_workers  # what the flow is told of workers in a kept order
         self._keeps_order = bool(order)

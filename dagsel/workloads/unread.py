@@ -123,16 +123,18 @@ def unread_by(build: Callable[[Config], object], config: Config) -> frozenset[st
 
 
 def saying_checks(
-    workload: Workload, manifest: Manifest, goal: Goal | None = None
+    workload: Workload, manifest: Manifest, goal: Goal | None = None, *, flow_reads: bool = False
 ) -> Callable[[Config], None]:
     """Return `dagsel.workloads.base.checks` that also say which parameters make no difference.
 
-    Each is said once, in the log, as the first configurations that can be trained show it.
+    Each is said once, in the log, as the first configurations that can be trained show it. Where
+    the flow reads configurations, such as their number of epochs, it is said of the batch size
+    alone.
     """
     check = checks(workload, manifest, goal)
     if not (isinstance(workload, KnowsUnread) and _speaks_for_all(workload)):
         return check
-    unread = _UnreadParameters(workload)
+    unread = _UnreadParameters(workload, flow_reads=flow_reads)
 
     def check_and_say(config: Config) -> None:
         check(config)
@@ -150,8 +152,8 @@ def _speaks_for_all(workload: Workload) -> bool:
 class _UnreadParameters:
     """What the first trials of a search have not read."""
 
-    def __init__(self, workload: KnowsUnread) -> None:
-        self._workload = workload
+    def __init__(self, workload: KnowsUnread, *, flow_reads: bool) -> None:
+        self._workload, self._flow_reads = workload, flow_reads
         self._values: dict[str, set[str]] = {}  # by parameter that no trial has read, as text
         self._n = 0  # configurations that were looked at
 
@@ -165,6 +167,8 @@ class _UnreadParameters:
             logger.debug("nobody knows what is read of %s", config, exc_info=True)
             self._n = N_LOOKED_AT
             return
+        if self._flow_reads:
+            unread &= {"batch_size"}
         if not self._n:
             self._values = {name: set() for name in config if name in unread and not _said(name)}
         self._n += 1

@@ -36,6 +36,7 @@ class HandEngine:
     seconds: float = 0.0
     told: list[tuple[str, Any]] = field(default_factory=list)  # in order
     n_heard: int = 0
+    stall_s: float = 60.0
 
     def now(self) -> float:
         return self.seconds

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.driver.steered import BY_USER, Steered
+from dagsel.errors import SearchError
 from dagsel.flow import (
     Add,
     Ask,
@@ -19,6 +20,7 @@ from dagsel.flow import (
     Clone,
     Commanded,
     Context,
+    DeadlineReached,
     Decision,
     Event,
     Finish,
@@ -164,3 +166,31 @@ def test_the_search_ends_with_the_last_trial_of_the_user() -> None:
     assert flow.handle(replace(report, trial=1)) == []
     last = flow.handle(replace(report, trial=1, epoch=2))
     assert last == [Stop(1, "trained to the end", "complete"), Finish()]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "got None"),
+        (Finish(), r"got Finish\(\)"),
+        (["stop"], "got 'stop' in it"),
+        ([Finish], "got the class Finish in it"),
+    ],
+)
+def test_an_answer_that_is_no_list_of_decisions_is_named(answer: Any, told: str) -> None:
+    class Mine(Wrapper):
+        def start(self, context: Context) -> list[Decision]:
+            return [] if context.n_workers == 1 else answer
+
+        def handle(self, event: Event) -> Any:
+            return answer
+
+    flow = Steered(Mine(RandomSearch(max_epochs=1, n_trials=1)))
+    words = r"must return a list of decisions, such as \[Train\(trial, epochs\)\], "
+    with pytest.raises(SearchError, match=rf"^Mine\.start\(context\) {words}.*{told}$"):
+        flow.start(Context(n_workers=2))
+    flow.start(Context(n_workers=1))
+    for event in (Asked((0,)), DeadlineReached(3.0)):
+        name = type(event).__name__
+        with pytest.raises(SearchError, match=rf"^Mine\.handle\({name}\) {words}.*{told}$"):
+            flow.handle(event)

@@ -9,6 +9,7 @@
   passed the check before the run began.
 - A line of code that workers cannot read, as of a notebook, is read here.
 - A journal that ends so is read as what it was.
+- A run also ends where nothing is under way for a minute and its flow waits for nothing.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from typing import Any
 import optuna
 import pytest
 
-from dagsel.dispatch.events import UnitTrains
+from dagsel.dispatch.events import TrialRests, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.driver.runner import Runner
 from dagsel.driver.troubles import ENOUGH, Troubles
-from dagsel.errors import AllTrialsFailedError
+from dagsel.errors import AllTrialsFailedError, SearchError
 from dagsel.flow import (
     Ask,
     Asked,
     Decision,
     Event,
     Finish,
+    Pause,
     Reported,
+    Scale,
     Stop,
+    Tick,
     Train,
     TrialFailed,
     Wake,
+    WorkersChanged,
 )
 from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Message, TrialReport, Turn
@@ -228,3 +233,83 @@ def test_a_configuration_that_is_refused_among_others_ends_nothing() -> None:
     assert ENOUGH <= len(failed) < 40
     states = [t.state for t in done.record.trials.values() if t.state != "failed"]
     assert sorted(states) == ["complete", *["pruned"] * (39 - len(failed))]
+
+
+def passes(seconds: float) -> Any:
+    def wait(engine: HandEngine) -> list[Message]:
+        engine.seconds += seconds
+        return []
+
+    return wait
+
+
+def rests(event: Event) -> list[Decision]:
+    """Train each trial for an epoch, and then do nothing more."""
+    return [Train(trial, 1) for trial in event.trials] if isinstance(event, Asked) else []
+
+
+def pauses(event: Event) -> list[Decision]:
+    """Pause a trial in its first epoch, and then do nothing more."""
+    return [*rests(event), Pause(0)] if isinstance(event, Asked) else []
+
+
+@pytest.mark.parametrize(
+    ("begin", "answer", "happens"),
+    [
+        ([], lambda event: [], []),
+        ([Ask(0)], lambda event: [], []),
+        ([Ask(2)], lambda event: [], []),
+        ([Ask(1)], rests, [lambda engine: epoch_of(0, 1, 0.5)]),
+        ([Ask(1)], pauses, [lambda engine: [TrialRests(0, 2)]]),
+    ],
+)
+def test_a_flow_that_waits_for_nothing_does_not_hang(
+    begin: list[Decision], answer: Any, happens: list[Any]
+) -> None:
+    told = "for 60 s no trial has trained, and the flow waits for nothing: .* Finish"
+    with pytest.raises(SearchError, match=told):
+        search(begin, answer, *happens, *[passes(25.0)] * 4)
+
+
+def loses_all(engine: HandEngine) -> list[Message]:
+    engine.n_workers = 0
+    return []
+
+
+@pytest.mark.parametrize(
+    ("begin", "wanted"),
+    [
+        ([Wake(200.0)], 1),
+        ([Scale(9)], 1),  # more workers may come
+        ([Ask(1)], 0),  # all have gone
+    ],
+)
+def test_a_flow_may_wait(begin: list[Decision], wanted: int) -> None:
+    def ends(engine: HandEngine) -> list[Message]:
+        engine.n_workers = 9
+        return []
+
+    def answer(event: Event) -> list[Decision]:
+        if isinstance(event, WorkersChanged | Tick):
+            return [Finish()]
+        return []
+
+    engine = HandEngine((), n_workers=wanted or 1)
+    search(
+        begin,
+        answer,
+        *([] if wanted else [loses_all]),
+        *[passes(50.0)] * 3,
+        ends,
+        passes(100.0),
+        engine=engine,
+    )
+
+
+def test_a_trial_that_trains_for_long_is_waited_for() -> None:
+    happens = [*[passes(50.0)] * 4, lambda engine: epoch_of(0, 1, 0.5)]
+
+    def answer(event: Event) -> list[Decision]:
+        return [Finish()] if isinstance(event, Reported) else rests(event)
+
+    assert search([Ask(1)], answer, *happens).record.finished

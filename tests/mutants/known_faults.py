@@ -266,8 +266,8 @@ FAULTS = (
     Fault(
         "record: a clone is worth what the state was that it lost",
         "history/record.py",
-        "self._score(taker, self._end_of(taker), afresh=True)",
-        "self._score(taker, self._end_of(taker))",
+        "lineage=lineage), afresh=True)",
+        "lineage=lineage))",
         "history/test_kept.py",
     ),
     Fault(

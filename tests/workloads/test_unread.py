@@ -138,9 +138,11 @@ def said_of(
     manifest: Manifest,
     configs: list[Mapping[str, Any]],
     log: pytest.LogCaptureFixture,
+    *,
+    flow_reads: bool = False,
 ) -> list[str]:
     """Return what each configuration in turn had said, after its number."""
-    check = saying_checks(workload, manifest)
+    check = saying_checks(workload, manifest, flow_reads=flow_reads)
     said = []
     with log.at_level(logging.WARNING, "dagsel"):
         for number, config in enumerate(configs, 1):
@@ -183,6 +185,17 @@ def test_what_no_trial_reads_is_said_once(
         f"{N_LOOKED_AT}: nothing reads 'gamma' of the configuration, so it makes no difference: "
         "read it in a function of the workload, or leave it out of the space"
     )
+
+
+def test_what_a_flow_may_read_is_not_said_to_make_no_difference(
+    manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    configs: list[Mapping[str, Any]] = [
+        {"lr": 0.1, "width": 8, "batch_size": 8, "epochs": i, "budget": i}
+        for i in range(2 * N_LOOKED_AT)
+    ]
+    (said,) = said_of(torch_workload(), manifest, configs, caplog, flow_reads=True)
+    assert "nothing reads 'batch_size'" in said
 
 
 def test_what_all_trials_read_is_looked_at_once(manifest: Manifest) -> None:
