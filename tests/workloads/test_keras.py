@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -364,3 +365,128 @@ def test_this_holds_on_the_other_backend() -> None:
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+def test_what_keras_is_told_of_numbers_travels_with_the_workload() -> None:
+    """The policy is a thread's own, and a new process has neither."""
+    import keras
+
+    def build(config: Any) -> Any:
+        assert keras.config.floatx() == "float32"
+        return linear(config)
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        packed = cloudpickle.dumps(small(build))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    found: list[Any] = []
+
+    def elsewhere() -> None:
+        workload = pickle.loads(packed)
+        state = workload.init(CONFIG, 7)
+        trained = train(workload, state, arrays(0, 24), visit=Visit(SEED, TRIAL, 1, 0))
+        model = workload.restore(trained.state, CONFIG)
+        found.extend([model.layers[0].compute_dtype, keras.config.dtype_policy().name])
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == ["bfloat16", "float32"]
+    assert small().settings is None
+
+
+def own_steps(config: Any, *, evaluates: bool = True) -> Any:
+    """Build an autoencoder as in Keras's examples, which computes its loss by itself."""
+    import keras
+
+    class Encoder(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+            self.mean, self.beta = keras.metrics.Mean(name="loss"), 1.0
+
+        def build(self, shape: Any) -> None:
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            return self.net(x)
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.mean]
+
+        def loss_here(self, data: Any) -> Any:
+            return keras.ops.mean((self(data[0]) - data[0]) ** 2)
+
+        def train_step(self, data: Any) -> Any:
+            import torch
+
+            self.zero_grad()
+            loss = self.loss_here(data)
+            loss.backward()
+            with torch.no_grad():
+                gradients = [weight.value.grad for weight in self.trainable_weights]
+                self.optimizer.apply(gradients, self.trainable_weights)
+            self.beta += config.get("grows", 0.0)
+            return {"loss": loss}
+
+        def test_step(self, data: Any) -> Any:
+            self.mean.update_state(self.loss_here(data))
+            return {"loss": self.mean.result()}
+
+    if not evaluates:
+        del Encoder.test_step
+    made = Encoder()
+    made.build(None)
+    made.compile(optimizer=keras.optimizers.Adam(0.1))
+    return made
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="its step is one of PyTorch's")
+def test_a_model_may_have_all_its_steps_by_itself() -> None:
+    workload = small(own_steps, metrics=None)
+    state, shard = workload.init(CONFIG, 7), arrays(0, 24)
+    workload.validate(CONFIG)
+    before = workload.evaluate(state, shard, CONFIG).metrics["loss"]
+    for epoch in range(1, 6):
+        state = train(workload, state, shard, visit=Visit(SEED, TRIAL, epoch, 0)).state
+    assert workload.evaluate(state, shard, CONFIG).metrics["loss"] < before
+    with pytest.raises(WorkloadError, match="without a loss.*train_step and a test_step of its"):
+        small(lambda config: own_steps(config, evaluates=False)).validate(CONFIG)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="JAX refuses it by itself")
+def test_what_training_changes_outside_of_variables_is_not_lost_in_silence() -> None:
+    config = {**CONFIG, "grows": 0.1}
+    workload = small(own_steps, metrics=None)
+    state, visit = workload.init(config, 7), Visit(SEED, TRIAL, 1, 0)
+    with pytest.raises(WorkloadError, match=r"has changed Encoder\.beta, .*self\.add_weight"):
+        workload.train(state, workload.prepare(arrays(0, 24)), config, visit=visit)
+
+
+def test_an_optimizer_beside_that_of_the_model_is_refused() -> None:
+    import keras
+
+    def build(config: Any) -> Any:
+        model = linear(config)
+        model.second = keras.optimizers.Adam()
+        return model
+
+    with pytest.raises(WorkloadError, match="holds the optimizer 'second' beside.*Lightning"):
+        small(build).validate(CONFIG)
+
+
+def test_the_direction_of_an_object_is_that_of_its_class_or_its_own() -> None:
+    import keras
+
+    given = [keras.metrics.F1Score(average="macro", name="quality"), keras.metrics.Mean(name="it")]
+    assert small(metrics=given[:1]).metrics["quality"] == "maximize"
+    with pytest.raises(WorkloadError, match='metric.direction = "maximize".*metrics=.metric.'):
+        small(metrics=given)
+    given[1].direction = "minimize"
+    assert small(metrics=given).metrics["it"] == "minimize"
+    each = small(metrics=[keras.metrics.F1Score(name="f1")])
+    ((_, of_classes),) = each._metrics.items()
+    with pytest.raises(WorkloadError, match="F1Score returns 3 numbers.*average='macro'"):
+        of_classes(np.eye(3, dtype="float32"), np.eye(3, dtype="float32"))

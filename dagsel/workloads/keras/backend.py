@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dagsel.workloads.arrays import settle_jax
 
 #: Those on which dagsel trains.
 BACKENDS = ("torch", "jax")
+_DEFAULTS = {"floatx": "float32", "image_data_format": "channels_last"}
 _CHOOSE = (
     'set os.environ["KERAS_BACKEND"] = "torch" or "jax" before Keras is imported, or the variable '
     "KERAS_BACKEND of the environment"
@@ -80,6 +82,45 @@ def use_backend(name: str) -> str:
             f"restart the workers, or set KERAS_BACKEND={name} for them"
         )
     return name
+
+
+def settings_here() -> dict[str, Any] | None:
+    """Return what Keras is told of numbers in this thread; None if it is told nothing.
+
+    A new process knows nothing of it, and of the policy not even a new thread.
+    """
+    keras = import_keras()
+    told = {
+        "floatx": keras.config.floatx(),
+        "image_data_format": keras.config.image_data_format(),
+        "policy": keras.dtype_policies.serialize(keras.config.dtype_policy()),
+    }
+    is_plain = told["policy"]["config"] == {"name": "float32"}
+    return None if is_plain and told.items() >= _DEFAULTS.items() else told
+
+
+@contextmanager
+def settings_of(told: dict[str, Any] | None) -> Iterator[None]:
+    """Have Keras told so within the block, in this thread."""
+    if told is None:
+        yield
+        return
+    before = settings_here()
+    try:
+        _tell(told)
+        yield
+    finally:
+        _tell(before or {**_DEFAULTS, "policy": "float32"})
+
+
+def _tell(told: dict[str, Any]) -> None:
+    config, policy = import_keras().config, told["policy"]
+    config.set_floatx(told["floatx"])
+    config.set_image_data_format(told["image_data_format"])
+    is_name = isinstance(policy, str)
+    config.set_dtype_policy(
+        policy if is_name else import_keras().dtype_policies.deserialize(policy)
+    )
 
 
 class Backend:

@@ -46,9 +46,16 @@ def make(function: Callable[[Any], Any], config: Config) -> Any:
             f"the {name} has no weights yet: begin it with keras.Input(shape), or call model.build "
             "before model(config) returns it"
         )
-    if not _has_loss(model):
+    if not (computes_loss(model) or (_owns(model, "train_step") and _owns(model, "test_step"))):
         raise WorkloadError(
-            f'the {name} is compiled without a loss: write model.compile(..., loss="mse")'
+            f'the {name} is compiled without a loss: write model.compile(..., loss="mse"), or a '
+            "train_step and a test_step of its own"
+        )
+    if others := _other_optimizers(model):
+        raise WorkloadError(
+            f"the {name} holds the optimizer {others[0]!r} beside the one that it is compiled "
+            "with, and no state holds what it learns: compile one optimizer, or take a "
+            "LightningWorkload, which trains with several"
         )
     if not model.trainable_variables:
         raise WorkloadError(f"the {name} has no weights to train: all of its layers are frozen")
@@ -56,12 +63,34 @@ def make(function: Callable[[Any], Any], config: Config) -> Any:
     return model
 
 
-def _has_loss(model: Any) -> bool:
-    is_own = any(
-        getattr(type(model), method) is not getattr(keras.Model, method)
-        for method in ("compute_loss", "train_step")
-    )
-    return is_own or model.loss is not None or bool(model.losses)
+def computes_loss(model: Any) -> bool:
+    """Whether a model has a loss without its own ``train_step``."""
+    return model.loss is not None or bool(model.losses) or _owns(model, "compute_loss")
+
+
+def _owns(model: Any, method: str) -> bool:
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _other_optimizers(model: Any) -> list[str]:
+    return [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+        if not name.startswith("_")
+    ]
+
+
+def attributes(model: Any) -> dict[str, int | float]:
+    """Return the numbers that a model and layers of the user's hold outside their variables."""
+    parts = [model, *model._flatten_layers(include_self=False)]
+    return {
+        f"{type(part).__name__}.{name}": value
+        for part in parts
+        if not type(part).__module__.startswith("keras.")
+        for name, value in vars(part).items()
+        if type(value) in (int, float) and not name.startswith("_")
+    }
 
 
 class _Step(keras.Operation):  # type: ignore[misc, name-defined]
@@ -80,11 +109,15 @@ class _Step(keras.Operation):  # type: ignore[misc, name-defined]
 def go_through(model: Any, inputs: Any, targets: Any) -> None:
     """Make a model's losses and metrics, which depend on the shapes of a batch.
 
+    There are none of a model that has only steps of its own.
+
     Raises
     ------
     WorkloadError
         If model, loss or metrics do not take the batch.
     """
+    if not computes_loss(model):
+        return
     given = keras.tree.map_structure(_outlined, (inputs, targets))
     try:
         _Step(model).compute_output_spec(*given)

@@ -24,6 +24,7 @@ class TorchTrial:
         models.write(model, values)
         self._is_made = False
         self._unseeded = _drawn_unseeded()
+        self._attributes = models.attributes(model)
 
     def go_through(self, inputs: Any, targets: Any) -> bool:
         """Make losses and metrics, if they are not made; return whether they were made."""
@@ -61,7 +62,18 @@ class TorchTrial:
         return models.read(self.model)
 
     def check(self) -> None:
-        """Raise a `WorkloadError` if a random number was drawn that no state determines."""
+        """Raise a `WorkloadError` if something was drawn or has changed that no state holds."""
+        changed = [
+            name
+            for name, value in models.attributes(self.model).items()
+            if self._attributes.get(name, value) != value
+        ]
+        if changed:
+            raise WorkloadError(
+                f"training has changed {changed[0]}, which no state holds, so it begins anew in "
+                "each pass over a shard: make it a weight, as by self.add_weight(shape=(), "
+                'initializer="zeros", trainable=False)'
+            )
         if self._unseeded != _drawn_unseeded():
             raise WorkloadError(
                 f"the {type(self.model).__name__} draws random numbers without a seed, from a "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -34,7 +36,13 @@ from dagsel.workloads.base import (
     never,
 )
 from dagsel.workloads.batches import weighted_means
-from dagsel.workloads.keras.backend import Backend, arrived, backend_here
+from dagsel.workloads.keras.backend import (
+    Backend,
+    arrived,
+    backend_here,
+    settings_here,
+    settings_of,
+)
 from dagsel.workloads.named_metrics import directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import (
@@ -46,7 +54,7 @@ from dagsel.workloads.random_streams import (
 
 #: What names of Keras's metrics end with.
 _UP = frozenset({
-    "acc", "accuracy", "auc", "cosine_similarity", "f1_score", "fbeta_score", "io_u", "iou",
+    "acc", "accuracy", "auc", "cosine_similarity", "f1", "f1_score", "fbeta_score", "io_u", "iou",
     "precision", "r2_score", "recall", "true_negatives", "true_positives",
     "concordance_correlation", "pearson_correlation",
 })  # fmt: skip
@@ -67,7 +75,8 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
     the optimizer travel with a trial, bit for bit: weights, statistics, seed generators, moments,
     the learning rate and the count of steps that a schedule follows. A batch is trained by the
     model's own ``train_step``; neither ``fit`` nor callbacks are used. Workers import Keras with
-    the backend that it has where the workload is made.
+    the backend that it has where the workload is made, and build models under the dtype policy,
+    the ``floatx`` and the image data format that it has there.
 
     Parameters
     ----------
@@ -137,7 +146,7 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
             )
         self._set_batches(batch_size, input_fn, drop_last, eval_batch_size)
         self.model = model
-        self.backend = backend_here()
+        self.backend, self.settings = backend_here(), settings_here()
         self._compiled, self._metrics = _parted(metrics)
         self._programs: Kept[Any] = Kept(_MOST_KEPT)
 
@@ -308,8 +317,11 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
 
     # ---- the random streams of the process, which models on PyTorch may draw from
 
-    def _streams(self) -> Any:
-        return preserved_streams(torch=self._on_torch)
+    @contextmanager
+    def _streams(self) -> Iterator[None]:
+        told = getattr(self, "settings", None)
+        with preserved_streams(torch=self._on_torch), settings_of(told):
+            yield
 
     def _read_streams(self) -> Any:
         if not self._on_torch:
@@ -371,7 +383,13 @@ class _Computes:
         """Return the metric."""
         metric: Any = self.kind.from_config(self.config)  # type: ignore[attr-defined]
         metric.update_state(target, output)
-        return float(metric.result())
+        result = np.asarray(_models().to_numpy(metric.result()))
+        if result.size != 1:
+            raise WorkloadError(
+                f"{self.kind.__name__} returns {result.size} numbers: let it return one, as with "
+                f"average='macro', or write a function of output and target for each"
+            )
+        return float(result.reshape(()))
 
 
 def _parted(given: Any) -> tuple[dict[str, Direction], dict[str, Callable[[Any, Any], Any]]]:
@@ -392,7 +410,7 @@ def _parted(given: Any) -> tuple[dict[str, Direction], dict[str, Callable[[Any, 
         if _is_metric(metric):
             known = name if named else metric.name
             computes = _Computes(type(metric), metric.get_config())
-            direction = getattr(metric, "direction", None) or _direction(known)
+            direction = getattr(metric, "direction", None) or _direction_of(metric, known)
             own[known] = over_set(direction=direction)(computes)
         elif isinstance(metric, str):
             compiled[name] = metric if named and metric in _DIRECTIONS else _direction(name)
@@ -404,14 +422,32 @@ def _parted(given: Any) -> tuple[dict[str, Direction], dict[str, Callable[[Any, 
 
 
 def _direction(name: str) -> Direction:
+    if (found := _known_direction(name)) is not None:
+        return found
+    raise WorkloadError(
+        f"whether a larger {name!r} is better is not known: write "
+        f'metrics={{{name!r}: "maximize"}} or metrics={{{name!r}: "minimize"}}'
+    )
+
+
+def _direction_of(metric: Any, name: str) -> Direction:
+    """Return the better direction of an object, by its name or by that of its class."""
+    kind = type(metric).__name__
+    of_class = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
+    found = _known_direction(name) or _known_direction(of_class)
+    if found is not None:
+        return found
+    raise WorkloadError(
+        f"whether a larger {name!r} is better is not known: give the {kind} the attribute "
+        'direction, as in  metric.direction = "maximize", and write  metrics=[metric]'
+    )
+
+
+def _known_direction(name: str) -> Direction | None:
     for ends, direction in ((_UP, "maximize"), (_DOWN, "minimize")):
         if any(name.lower() == end or name.lower().endswith(f"_{end}") for end in ends):
             return direction  # type: ignore[return-value]
-    raise WorkloadError(
-        f"whether a larger {name!r} is better is not known: write "
-        f'metrics={{{name!r}: "maximize"}} or metrics={{{name!r}: "minimize"}}; give an object of '
-        "your own the attribute direction"
-    )
+    return None
 
 
 def _is_metric(metric: Any) -> bool:

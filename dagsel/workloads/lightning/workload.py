@@ -410,7 +410,7 @@ def _batch(batch_fn: Any, batch: dict[str, Any], config: Config) -> tuple[Any, N
 
 
 def _check_function(name: str, function: Any, n: int, call: str, write: str) -> None:
-    if not takes(function, n):
+    if not takes(function, n) or isinstance(function, torch.nn.Module):
         raise WorkloadError(
             f"{name} must be a function, called as {call}, got {shown(function)}; write "
             f"{name}={write}"
