@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
+from dagsel.history.live import config_kept, params_kept
 from dagsel.history.record import Record
 from dagsel.storage import RunDir
 
 logger = logging.getLogger("dagsel")
+
+#: So many of the trials that failed for one reason are named.
+_MOST_NAMED = 12
 
 
 def tidy(record: Record, folder: RunDir) -> None:
@@ -16,7 +20,10 @@ def tidy(record: Record, folder: RunDir) -> None:
     drop_states(record, folder)
     if record.top:
         winners = [(best, record.trials[best.trial]) for best in record.top]
-        about = [{**asdict(b), "params": t.params, "config": t.config} for b, t in winners]
+        about = [
+            {**asdict(b), "params": params_kept(record, t), "config": config_kept(record, t)}
+            for b, t in winners
+        ]
         if record.goals:
             metrics = [goal.metric for goal in record.goals]
             values = [{"values": dict(zip(metrics, t.values, strict=True))} for _, t in winners]
@@ -31,7 +38,9 @@ def tidy(record: Record, folder: RunDir) -> None:
         for failed in record.failures:
             by_reason.setdefault(failed.why, []).append(str(failed.number))
         for why, numbers in by_reason.items():
-            logger.warning("trial %s failed: %s", ", ".join(numbers), why)
+            n_more = len(numbers) - _MOST_NAMED
+            more = f" and {n_more} more" if n_more > 0 else ""
+            logger.warning("trial %s%s failed: %s", ", ".join(numbers[:_MOST_NAMED]), more, why)
 
 
 def drop_states(record: Record, folder: RunDir) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from dagsel.dispatch.events import PriorityChanged
 from dagsel.driver import runner
-from dagsel.errors import RunDirLockedError
+from dagsel.errors import AllTrialsFailedError, RunDirLockedError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -295,3 +295,19 @@ def test_what_comes_in_together_is_decided_on_before_anything_is_done(is_stopped
     reports = [entry for entry in done.kept.entries if "Reported" in str(entry)]
     assert len(reports) == (2 if is_stopped else 3)
     assert len({entry["pass"] for entry in reports}) == 1
+
+
+def test_a_flow_that_draws_for_each_trial_that_fails_ends_in_time() -> None:
+    """All of them fail before they are sent, so nothing else happens in between."""
+    engine = HandEngine(())
+
+    def check(config: Any) -> None:
+        engine.seconds += 1.0
+        raise ValueError("too wide")
+
+    def answer(event: Event) -> list[Decision]:
+        return [Ask(1)] if isinstance(event, TrialFailed) else []
+
+    with pytest.raises(AllTrialsFailedError, match=r"\(9\) failed alike"):
+        search([Ask(1)], answer, lambda engine: [], engine=engine, check=check, deadline_s=9.0)
+    assert engine.seconds == 9.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def a_run(folder: Path, best: Best | None) -> tuple[Record, RunDir]:
     run = RunDir(folder)
     record = Record("run", n_shards=2)
     for trial in (0, 1):
-        record.trials[trial] = TrialRecord(trial, {"x": trial}, {"x": trial})
+        record.trials[trial] = TrialRecord(trial, {"x": trial}, {"x": trial}, drawn={"x": trial})
         for place in ((1, 1), (2, 0), (2, 1)):
             run.states.save(trial, *place, b"of %d" % trial, {})
         run.states.keep_check(trial, 3, 2, 0, partial=False)
@@ -64,6 +65,21 @@ def test_the_best_state_alone_stays(
     if best.check:
         assert run.states.load_check(1, 3)[0] == b"of 1"
     assert json.loads((tmp_path / "best.json").read_text())["config"] == {"x": 1}
+
+
+def test_few_of_many_trials_that_failed_alike_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record, run = a_run(tmp_path, None)
+    failed = {n: TrialRecord(n, {}, {}, state="failed", reason="no") for n in range(2, 102)}
+    record.trials |= failed
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        tidy(record, run)
+    numbers = ", ".join(map(str, range(2, 14)))
+    assert caplog.messages == [
+        "100 of 102 trials failed",
+        f"trial {numbers} and 88 more failed: no",
+    ]
 
 
 def test_to_tidy_twice_is_to_tidy_once(tmp_path: Path) -> None:
