@@ -40,6 +40,7 @@ from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.pools import driver_for
+from dagsel.execution.process import torch_dtype
 from dagsel.execution.run_spec import RunSpec
 from dagsel.flow import Context, Flow, Goal
 from dagsel.history.record import Record
@@ -255,6 +256,7 @@ class Session:
             self.settings.seed,
             versions_here(),
             threads=1 if self.settings.deterministic else self.settings.threads,
+            dtype=torch_dtype(),
             hold=call.hold,
             cache_dir=call.cache_dir,
         )

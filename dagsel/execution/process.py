@@ -55,12 +55,25 @@ def torch_threads() -> int | None:
     return None if torch is None else int(torch.get_num_threads())
 
 
-def use_torch_threads(n: int | None) -> None:
-    """Make PyTorch train with so many threads in this thread; None for as many as the process."""
+def use_torch(threads: int | None, dtype: str | None) -> None:
+    """Make PyTorch train with so many threads in this thread, and with a default dtype.
+
+    None leaves them as they are in the process.
+    """
     limit_threads()
     torch = sys.modules.get("torch")
-    if n is not None and torch is not None and torch.get_num_threads() != n:
-        torch.set_num_threads(n)
+    if torch is None:
+        return
+    if threads is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if dtype is not None and torch_dtype() != dtype:
+        torch.set_default_dtype(getattr(torch, dtype))
+
+
+def torch_dtype() -> str | None:
+    """Return the default dtype of PyTorch, such as ``"float32"``; None if it is not imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.get_default_dtype()).rpartition(".")[2]
 
 
 def gpus_seen() -> int:

@@ -104,6 +104,7 @@ class RunSpec:
     # Threads that PyTorch trains with; None leaves them as they are. Sums of another number of
     # threads differ in their last bits.
     threads: int | None = None
+    dtype: str | None = None  # PyTorch's default one; None leaves it as it is
     shard_share: float = 0.5  # share of a worker's memory limit that its shards may take
     copy_share: float = 0.1  # likewise, where each shard would have a holder without this worker
     # Share of a worker's memory limit past which states wait in the store alone.

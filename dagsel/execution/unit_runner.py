@@ -27,7 +27,7 @@ from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DivergedError, GangBrokenError
 from dagsel.execution.held_shards import HeldShards
-from dagsel.execution.process import use_torch_threads
+from dagsel.execution.process import use_torch
 from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, as_stored, before, until
@@ -223,7 +223,7 @@ class UnitRunner:
         if is_told and (binding.attempt > 1 or not (is_first or isinstance(state, State))):
             self._tell(UnitStarted(unit, self._address))  # else it trains at once, and tells that
         self.counters.units_started += 1
-        use_torch_threads(self._spec.threads)
+        use_torch(self._spec.threads, self._spec.dtype)
         start = time.time()
         found = self.states.recover(unit, binding) if binding.attempt > 1 else None
         if isinstance(found, Found):
@@ -365,7 +365,7 @@ class UnitRunner:
         with own_turn(stop):
             self._tell_of_begin(UnitStarted(unit, self._address), binding)
             start = time.time()
-            use_torch_threads(self._spec.threads)
+            use_torch(self._spec.threads, self._spec.dtype)
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
                 self.states.check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
@@ -432,7 +432,7 @@ class UnitRunner:
 
     def _join(self, call: JoinGang) -> None:
         """Train in a gang that another worker leads. The leader is told what goes wrong."""
-        use_torch_threads(self._spec.threads)
+        use_torch(self._spec.threads, self._spec.dtype)
         about = self._gang(call.unit, call.attempt)
         try:
             how: How = cloudpickle.loads(b64decode(call.how))

@@ -13,6 +13,7 @@ import dask.system
 import optuna
 import pytest
 import torch
+from distributed import Client
 
 import dagsel
 from dagsel.execution.cluster import threads_here
@@ -78,6 +79,44 @@ def test_a_single_worker_trains_on_all_cores_and_so_does_a_replay_on_more(
     assert (f"trains with {HERE} threads" in caplog.text) == (HERE > 1)
     again = dagsel.replay(run_dir, workload=workload(), space=space, into=f"{run_dir}-again")
     assert again.best_value == HERE
+
+
+def bits(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(float(logits.element_size() * 8))
+
+
+def test_the_default_dtype_of_the_caller_is_that_of_the_workers(
+    digits: ShardedDataset, tmp_path: Path, client: Client
+) -> None:
+    """On workers that are no copy of the caller's process, and for this search alone."""
+
+    def search_in(dtype: torch.dtype) -> float:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            run = dagsel.optimize(
+                optuna.create_study(),
+                dagsel.TorchWorkload(
+                    lambda config: torch.nn.Linear(64, 10),
+                    torch.nn.functional.cross_entropy,
+                    torch.optim.SGD,
+                    batch_size=64,
+                    metrics={"bits": bits},
+                    input_fn=lambda batch, config: (batch["x"].to(dtype), batch["y"]),
+                ),
+                digits,
+                space=space,
+                metric="bits",
+                flow=RandomSearch(max_epochs=1, n_trials=2),
+                run_dir=tmp_path / str(dtype),
+                client=client,
+            )
+            assert run.best_model().weight.dtype == dtype
+            return run.best_value
+        finally:
+            torch.set_default_dtype(before)
+
+    assert [search_in(dtype) for dtype in (torch.float64, torch.float32)] == [64.0, 32.0]
 
 
 SCRIPT = """\
