@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -312,7 +313,13 @@ class PBT(Flow):
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise a `SearchError` if a configuration lacks what is to be mutated."""
-        self._mutable(config)
+        for key, value in self._mutable(config).items():
+            if not isinstance(value, Number | str | None):
+                raise SearchError(
+                    f"mutations names {key!r}, which is {shown(value)} in a configuration, and "
+                    "only numbers, text, booleans and None can change: suggest names of the "
+                    "choices, and let the model look up what they mean"
+                )
 
     def _mutable(self, config: Mapping[str, Any]) -> dict[str, Any]:
         for key, values in self.mutations.items():

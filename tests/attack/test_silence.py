@@ -10,6 +10,7 @@ import numpy as np
 import optuna
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from distributed import Client, LocalCluster
 from sklearn import metrics as sk
@@ -343,3 +344,21 @@ def test_the_targets_of_a_sequence_are_filled_up_by_what_no_loss_counts(
     rows = {"ids": [torch.ones(2), torch.ones(3)], "tags": [torch.ones(2, dtype=target)] * 2}
     with pytest.raises(WorkloadError, match=rf"write pad\(ids=0, tags={fill}\)"):
         dagsel.collate.pad(ids=0)(rows)
+
+
+@pytest.mark.parametrize(
+    "returns", [lambda batch: batch["x"], lambda batch: (batch["x"], batch["y"], batch["y"])]
+)
+def test_an_input_fn_that_returns_no_pair_is_told_what_to_return(returns: Any) -> None:
+    workload = dagsel.TorchWorkload(**NET, input_fn=lambda batch, config: returns(batch))
+    state, shard = workload.init({}, 0), workload.prepare(BATCH)
+    visit = Visit(seed=0, trial=0, epoch=1, shard=0, ends_epoch=True)
+    with pytest.raises(WorkloadError, match="input_fn returns .*return batch.'x'., batch.'y'."):
+        workload.train(state, shard, {}, visit=visit)
+
+
+def test_a_sparse_matrix_is_refused_with_the_call_that_makes_an_array(tmp_path: Path) -> None:
+    for form in ("csr", "coo"):
+        x = scipy.sparse.random(20, 3, density=0.5, format=form)
+        with pytest.raises(DatasetInputError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
+            ShardedDataset.write(tmp_path / form, {"x": x, "y": np.zeros(20)}, n_shards=2)

@@ -295,3 +295,11 @@ def test_the_best_parameters_are_those_that_the_best_member_trains_with(seed: in
     )
     assert any(trial.adoptions for trial in run.record.trials.values())
     assert run.best_params == run.record.trials[run.best.trial].config
+
+
+def test_a_class_cannot_mutate() -> None:
+    flow = PBT(max_epochs=3, n_trials=4, mutations={"act": ["ReLU", "Tanh"]})
+    flow.check_config({"act": "ReLU"})
+    told = "'act', which is the class int in a configuration, .*: suggest names of the choices"
+    with pytest.raises(SearchError, match=told):
+        flow.check_config({"act": int})

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from dagsel.checks import shown
 from dagsel.collate import Images
 from dagsel.errors import WorkloadError
 from dagsel.storage.datasets.ragged import RaggedArray
@@ -84,7 +85,13 @@ class Making:
     def pair(self, batch: dict[str, Any], config: Config) -> tuple[Any, Any]:
         """Return what the model gets, and the targets."""
         if self.input_fn is not None:
-            return self.input_fn(batch, config)
+            made: Any = self.input_fn(batch, config)
+            if not (isinstance(made, tuple | list) and len(made) == 2):
+                raise WorkloadError(
+                    f"input_fn returns {shown(made)}: return what the model gets and the targets, "
+                    "as in  return batch['x'], batch['y']"
+                )
+            return made[0], made[1]
         first, last = next(iter(batch.values())), next(reversed(batch.values()))
         return first, last if last is not first else last.clone()
 

@@ -225,13 +225,18 @@ def _batches(source: Batches, reading: Reading, what: str) -> Input:
     return Input(Batches(keyed, source.length))
 
 
+def _becomes_array(value: Any) -> bool:
+    """Whether it is a tensor; or a sparse matrix, which says that it is none."""
+    return hasattr(value, "detach") or hasattr(value, "toarray")
+
+
 def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what: str) -> Input:
     """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
     arrays = {
         name: of_list(name, list(value))
         if _holds_arrays(value)
         else as_array(name, list(value) if isinstance(value, tuple) else value)
-        if isinstance(value, list | tuple) or hasattr(value, "detach") or _is_column(value)
+        if isinstance(value, list | tuple) or _is_column(value) or _becomes_array(value)
         else value
         for name, value in source.items()
     }
