@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import math
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -76,6 +77,8 @@ class Troubles:
 
         Its next decision would never come. It is asked where nothing was heard for a while.
         """
+        if engine.stall_s == math.inf:
+            return
         record, n_workers = self.record, engine.n_workers
         waits = record.finished or record.awaited or record.wake_at is not None
         is_scaled = 0 < n_workers >= (record.wanted or 0)
