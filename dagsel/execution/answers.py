@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from distributed import Client
@@ -52,7 +53,8 @@ def silent_workers(client: Client, workers: Iterable[str]) -> list[str]:
     answers: dict[str, Any] = {}
 
     def ask(worker: str) -> None:
-        answers.update(client.run(int, workers=[worker], on_error="return"))
+        with suppress(Exception):  # the client may be closed before there is an answer
+            answers.update(client.run(int, workers=[worker], on_error="return"))
 
     threads = {it: threading.Thread(target=ask, args=(it,), daemon=True) for it in workers}
     for thread in threads.values():

@@ -143,10 +143,10 @@ class Workforce:
 
     def want(self, n_workers: int) -> str:
         """Have so many workers, as far as there can be so many; return why it cannot be."""
-        there = len(self.staying)
         if why := self.why_fixed:
-            wanted = f"{n_workers} worker{'s were' if n_workers != 1 else ' was'} wanted"
-            return "" if there == n_workers else f"{wanted}, and {there} are there: {why}"
+            there = len(self.staying)
+            of = f"the search has {there} worker{'s' if there != 1 else ''}, and"
+            return f"{of} {f'wants {n_workers}' if n_workers != there else 'keeps them'}: {why}"
         most = self.capacity.most_in_nodes
         self._n_wanted = max(1, n_workers if most is None else min(n_workers, most))
         self._grow(self._n_wanted)

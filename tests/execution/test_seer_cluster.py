@@ -226,7 +226,7 @@ def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Optimiz
     assert flow.plan.stages[0].n_workers > 2
     run = search(flow, client=cluster.scheduler_address)
     assert len(cluster.worker_spec) == 2
-    assert any("workers were wanted, and 2 are there" in note for note in run.record.notes)
+    assert any("the search has 2 workers, and" in note for note in run.record.notes)
     assert all("pass cluster=" in note for note in run.record.notes)
     assert run.record.seconds <= 12 + OVERSHOOT_S
     about = run.run_dir.about()  # the flow's own limits are the run's
@@ -244,7 +244,7 @@ def test_adapt_is_left_in_charge(search: Optimize) -> None:
         assert cluster._adaptive is adaptive
         assert adaptive.periodic_callback.is_running()
         assert set(sizes(client)) == {1, 2}
-    wanted = [note for note in run.record.notes if "were wanted" in note]
+    wanted = [note for note in run.record.notes if "the search has 2 workers" in note]
     assert wanted  # other notes may say that a stage is late
     assert all("adapt() decides" in note for note in wanted)
     check_best(run)
