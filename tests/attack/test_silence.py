@@ -358,7 +358,7 @@ def test_an_input_fn_that_returns_no_pair_is_told_what_to_return(returns: Any) -
 
 
 def test_a_sparse_matrix_is_refused_with_the_call_that_makes_an_array(tmp_path: Path) -> None:
-    for form in ("csr", "coo"):
+    for form in ("csr", "csc"):
         x = scipy.sparse.random(20, 3, density=0.5, format=form)
         with pytest.raises(DatasetInputError, match=r"x is a sparse matrix; give x\.toarray\(\)"):
             ShardedDataset.write(tmp_path / form, {"x": x, "y": np.zeros(20)}, n_shards=2)
