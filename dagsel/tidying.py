@@ -32,6 +32,9 @@ def tidy(record: Record, folder: RunDir) -> None:
         else:
             others = [asdict(other) for other in record.top[1:]]
             folder.write_best(about[0] | {"others": others})
+    if record.best is not None and not record.trials[record.best.trial].is_feasible:
+        told = "the best trial, %d, breaks a constraint of the space: all that were scored do"
+        logger.warning(told, record.best.trial)
     if record.failures:
         logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
         by_reason: dict[str, list[str]] = {}

@@ -67,6 +67,17 @@ def test_the_best_state_alone_stays(
     assert json.loads((tmp_path / "best.json").read_text())["config"] == {"x": 1}
 
 
+@pytest.mark.parametrize("is_feasible", [True, False])
+def test_it_is_said_if_the_best_trial_breaks_a_constraint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_feasible: bool
+) -> None:
+    record, run = a_run(tmp_path, Best(1, 2, 1, 0.5))
+    record.trials[1].is_feasible = is_feasible
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        tidy(record, run)
+    assert any("trial, 1, breaks a constraint" in it for it in caplog.messages) != is_feasible
+
+
 def test_few_of_many_trials_that_failed_alike_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
