@@ -93,7 +93,8 @@ def test_a_worker_that_does_not_answer_is_named_before_a_search_begins(
     optimize: Optimize, impatient: None
 ) -> None:
     with own_cluster(2) as cluster, Client(cluster) as client, frozen(client) as worker:
-        with pytest.raises(ClusterError, match=f"of 2 workers {worker} does not answer within 1 s"):
+        told = f"of 2 workers .*{worker}.* does not answer within 1 s"  # a busy one may not, either
+        with pytest.raises(ClusterError, match=told):
             optimize(client=client, worker_timeout=1)
 
 
