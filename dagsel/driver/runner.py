@@ -312,8 +312,8 @@ class Runner:
                     self.engine.release(trial, epoch)
                     self._stored.reported(trial, epoch)
                     due.append(self._rounds.due(self.record.trials[trial]))
-                case Ask() | Add() if not (self.record.finished or self._clock.are_over):
-                    self._ask(step)  # it has not finished by what was decided after it
+                case Ask() | Add() if not self.record.finished:  # by what was decided after it
+                    self._ask(step)
                 case Train(trial, epochs) if self.record.trials[trial].is_live:
                     epochs += trains[trial].epochs if trial in trains else 0
                     trains[trial] = replace(step, epochs=epochs)
@@ -337,6 +337,8 @@ class Runner:
         self._stored.drop_ends()  # a clone may need them until here
 
     def _ask(self, ask: Ask | Add) -> None:
+        if self._clock.are_over and self.record.trials:
+            return  # each of them may fail at once, and another one be asked for
         configs, exhausted = self.study.draw(ask)
         self._configs |= configs
         is_short = isinstance(ask, Ask) and ask.sampling != "grid" and len(configs) < ask.n
