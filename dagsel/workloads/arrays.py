@@ -24,6 +24,7 @@ from dagsel.workloads.base import Config, DataOutline, Visit
 from dagsel.workloads.batches import (
     Cursor,
     ShardPass,
+    as_pair,
     batch_size_of,
     check_batches,
     check_numbers,
@@ -266,12 +267,7 @@ class TakesArrays:
         with preserved_streams():
             seed_streams(int(seed))
             made: Any = self.input_fn(rows, config)
-        if not (isinstance(made, tuple | list) and len(made) == 2):
-            raise WorkloadError(
-                f"input_fn returns {shown(made)}: return what the model gets and the targets, as "
-                "in  return batch['x'], batch['y']"
-            )
-        return made[0], made[1]
+        return as_pair(made)
 
     def _check_inputs(self, inputs: Any, visit: Visit) -> None:
         if self.input_fn is not None and isinstance(inputs, np.ndarray) and not inputs.size:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dagsel.checks import whole
+from dagsel.checks import shown, whole
 from dagsel.codec import Json, from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
@@ -239,6 +239,22 @@ def weighted_means(
         for name, column in columns.items()
     }
     return total, means
+
+
+def as_pair(made: Any) -> tuple[Any, Any]:
+    """Return inputs and targets that an ``input_fn`` has returned.
+
+    Examples
+    --------
+    >>> as_pair([1, 2])
+    (1, 2)
+    """
+    if not (isinstance(made, tuple | list) and len(made) == 2):
+        raise WorkloadError(
+            f"input_fn returns {shown(made)}: return what the model gets and the targets, as in  "
+            "return batch['x'], batch['y']"
+        )
+    return made[0], made[1]
 
 
 def batch_size_of(given: int | Callable[[Any], int], config: Config) -> int:

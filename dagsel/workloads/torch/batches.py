@@ -11,12 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from dagsel.checks import shown
 from dagsel.collate import Images
 from dagsel.errors import WorkloadError
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import Config, DataOutline, Visit
-from dagsel.workloads.batches import check_order
+from dagsel.workloads.batches import as_pair, check_order
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.torch.augment import Augment, Augmentation
 from dagsel.workloads.torch.ddp import GangBatches
@@ -85,13 +84,7 @@ class Making:
     def pair(self, batch: dict[str, Any], config: Config) -> tuple[Any, Any]:
         """Return what the model gets, and the targets."""
         if self.input_fn is not None:
-            made: Any = self.input_fn(batch, config)
-            if not (isinstance(made, tuple | list) and len(made) == 2):
-                raise WorkloadError(
-                    f"input_fn returns {shown(made)}: return what the model gets and the targets, "
-                    "as in  return batch['x'], batch['y']"
-                )
-            return made[0], made[1]
+            return as_pair(self.input_fn(batch, config))
         first, last = next(iter(batch.values())), next(reversed(batch.values()))
         return first, last if last is not first else last.clone()
 
