@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from dagsel.checks import short_traceback
+from dagsel.checks import refuse_elsewhere, short_traceback
 from dagsel.errors import SearchError
 
 P = ParamSpec("P")
@@ -66,9 +66,8 @@ def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
 
     @short_traceback
     def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        for name in kwargs:
-            if name in _ELSEWHERE and name not in signature.parameters:
-                raise SearchError(f"dagsel.{call.__name__} takes no {name}: {_ELSEWHERE[name]}")
+        known = signature.parameters
+        refuse_elsewhere(f"dagsel.{call.__name__}", kwargs, known, _ELSEWHERE, error=SearchError)
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,6 +34,29 @@ def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
             raise error.with_traceback(None) from error.__cause__
 
     return call
+
+
+def refuse_elsewhere(
+    who: str,
+    given: Iterable[str],
+    known: Container[str],
+    elsewhere: Mapping[str, str],
+    *,
+    error: type[DagselError],
+) -> None:
+    """Raise an error for an argument that is not taken and stands elsewhere: what to write there.
+
+    Examples
+    --------
+    >>> from dagsel.errors import SearchError
+    >>> refuse_elsewhere("f", ["y"], ["x"], {"y": "write g(y)"}, error=SearchError)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: f takes no y: write g(y)
+    """
+    for name in given:
+        if name in elsewhere and name not in known:
+            raise error(f"{who} takes no {name}: {elsewhere[name]}")
 
 
 def shown(value: Any) -> str:

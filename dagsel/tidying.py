@@ -16,7 +16,7 @@ _MOST_NAMED = 12
 
 
 def tidy(record: Record, folder: RunDir) -> None:
-    """Leave the best states alone in the store, say what they are and which trials failed."""
+    """Leave the best states alone in the store, and say what is odd about the trials."""
     drop_states(record, folder)
     if record.top:
         winners = [(best, record.trials[best.trial]) for best in record.top]

@@ -1,4 +1,4 @@
-"""What is wrong with trials: all fail in one way before any was scored, or a result is odd."""
+"""What is wrong with a run: its trials fail alike, a result is odd, or nothing happens any more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("dagsel")
 
 @dataclass(slots=True)
 class Troubles:
-    """Watches how a run's trials fail, and what is odd about those that do not.
+    """Watches how a run's trials fail, what is odd about the others, and whether any gets on.
 
     A run ends if its first trials fail alike and none was scored. Only errors of the workload
     count, told apart by class and by the innermost line of the user's code. A trial that has begun

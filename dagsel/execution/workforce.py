@@ -145,8 +145,9 @@ class Workforce:
         """Have so many workers, as far as there can be so many; return why it cannot be."""
         if why := self.why_fixed:
             there = len(self.staying)
-            of = f"the search has {there} worker{'s' if there != 1 else ''}, and"
-            return f"{of} {f'wants {n_workers}' if n_workers != there else 'keeps them'}: {why}"
+            workers = "1 worker" if there == 1 else f"{there} workers"
+            does = "keeps them" if n_workers == there else f"wants {n_workers}"
+            return f"the search has {workers}, and {does}: {why}"
         most = self.capacity.most_in_nodes
         self._n_wanted = max(1, n_workers if most is None else min(n_workers, most))
         self._grow(self._n_wanted)

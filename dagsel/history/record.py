@@ -406,7 +406,7 @@ class Record:
     def _rank(self, best: Best) -> tuple[bool, bool, float, bool, int]:
         # Of equal ones the first drawn, as in Optuna, whichever ended first; a copy comes last.
         counts, trial = self.keep == "best" or best.is_complete, self.trials[best.trial]
-        is_own = not trial.is_worth_a_copy
+        is_own = not trial.worth_is_copied
         return trial.is_feasible, counts, -self.loss(best.value), is_own, -best.trial
 
     def loss(self, value: float) -> float:
@@ -424,7 +424,7 @@ class Record:
         is_better = trial.kept is None or self.loss(scored.value) < self.loss(trial.kept.value)
         if afresh or is_better or self.keep == "last":
             trial.kept, trial.lacks_kept = scored, False
-            place = (not trial.is_feasible, self.loss(scored.value), trial.is_worth_a_copy)
+            place = (not trial.is_feasible, self.loss(scored.value), trial.worth_is_copied)
             heappush(self._values, (*place, trial.number))
 
     def values(self, value: float | None, metrics: Mapping[str, float]) -> tuple[float, ...]:

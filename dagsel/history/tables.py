@@ -53,7 +53,7 @@ def ranked(record: Record) -> list[TrialRecord]:
 
 def _place(record: Record, trial: TrialRecord) -> tuple[bool, bool, float, bool, int]:
     is_behind = record.keep == "last" and trial.state == "pruned"
-    loss, is_copy = record.loss(trial.value or 0.0), trial.is_worth_a_copy
+    loss, is_copy = record.loss(trial.value or 0.0), trial.worth_is_copied
     return not trial.is_feasible, is_behind, loss, is_copy, trial.number
 
 

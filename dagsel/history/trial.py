@@ -328,7 +328,7 @@ class TrialRecord:
     def last_lineage(self) -> Lineage:
         """What the state was trained with that it would go on from."""
         is_copy = self.adoptions and self.adoptions[-1].after == len(self.epochs) > 0
-        return self.kept.lineage or self.lineage if is_copy and self.kept else self.lineage
+        return self.kept_lineage if is_copy else self.lineage
 
     @property
     def kept_lineage(self) -> Lineage:
@@ -336,7 +336,7 @@ class TrialRecord:
         return self.lineage if self.kept is None else self.kept.lineage or self.lineage
 
     @property
-    def is_worth_a_copy(self) -> bool:
+    def worth_is_copied(self) -> bool:
         """Whether what it is worth is another trial's merit, of which it has gone on."""
         return self.kept is not None and self.kept.lineage is not None
 

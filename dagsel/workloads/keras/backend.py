@@ -114,13 +114,10 @@ def settings_of(told: dict[str, Any] | None) -> Iterator[None]:
 
 
 def _tell(told: dict[str, Any]) -> None:
-    config, policy = import_keras().config, told["policy"]
-    config.set_floatx(told["floatx"])
-    config.set_image_data_format(told["image_data_format"])
-    is_name = isinstance(policy, str)
-    config.set_dtype_policy(
-        policy if is_name else import_keras().dtype_policies.deserialize(policy)
-    )
+    keras = import_keras()
+    keras.config.set_floatx(told["floatx"])
+    keras.config.set_image_data_format(told["image_data_format"])
+    keras.config.set_dtype_policy(keras.dtype_policies.get(told["policy"]))
 
 
 class Backend:

@@ -319,8 +319,7 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
 
     @contextmanager
     def _streams(self) -> Iterator[None]:
-        told = getattr(self, "settings", None)
-        with preserved_streams(torch=self._on_torch), settings_of(told):
+        with preserved_streams(torch=self._on_torch), settings_of(self.settings):
             yield
 
     def _read_streams(self) -> Any:

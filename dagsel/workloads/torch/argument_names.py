@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from dagsel.checks import short_traceback
+from dagsel.checks import refuse_elsewhere, short_traceback
 from dagsel.errors import WorkloadError
 
 P = ParamSpec("P")
@@ -60,10 +60,8 @@ def named_arguments(
     @functools.wraps(init)
     @short_traceback
     def checked_init(self: Workload, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            if name in _ELSEWHERE and name not in known:
-                text = f"dagsel.TorchWorkload takes no {name}: {_ELSEWHERE[name]}"
-                raise WorkloadError(text)
+        who = "dagsel.TorchWorkload"
+        refuse_elsewhere(who, kwargs, known, _ELSEWHERE, error=WorkloadError)
         init(self, *args, **kwargs)
 
     return checked_init
