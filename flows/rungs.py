@@ -124,7 +124,7 @@ def prune_at(rung: int, trial: int, loss: float, best: str, context: Context) ->
     >>> prune_at(0, 7, -0.25, "1 of 3", Context(n_workers=1, direction="maximize")).reason
     'rung 1: 0.25 is not among the best 1 of 3'
     """
-    value = f"{context.loss(loss):.6g}" if loss < math.inf else "no finite value"
+    value = f"{context.loss(loss):.6g}" if loss < math.inf else "no finite, feasible value"
     return Stop(trial, f"rung {rung + 1}: {value} is not among the best {best}")
 
 

@@ -384,7 +384,7 @@ class StagedSearch(BudgetedFlow):
             place = f"is not among the best {min(n, len(members))} of {len(members)}"
             for trial in members[n:]:
                 value = state.context.loss(state.trials[trial].loss)
-                told = f"{value:.6g}" if math.isfinite(value) else "no finite value"
+                told = f"{value:.6g}" if math.isfinite(value) else "no finite, feasible value"
                 if not state.trials[trial].is_done:
                     decisions.append(Stop(trial, f"stage {state.stage + 1}: {told} {place}"))
         state.stage += 1

@@ -240,6 +240,27 @@ def test_what_a_loss_learns_is_not_shared_by_trials() -> None:
         workload.validate({})
 
 
+class MadeLate(torch.nn.Module):
+    """Makes its last layer when it sees the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if not hasattr(self, "head"):
+            self.head = torch.nn.Linear(x.shape[1], 2)
+        return self.head(x)
+
+
+def test_a_layer_that_is_made_in_forward_is_named() -> None:
+    workload = dagsel.TorchWorkload(**{**NET, "model": lambda config: MadeLate()})
+    shard, visit = workload.prepare(BATCH), Visit(seed=1, trial=0, epoch=0, shard=0)
+    with pytest.raises(WorkloadError, match=r"training has made 'head\.weight'.*none in forward"):
+        workload.train(workload.init({}, seed=1), shard, {}, visit=visit)
+
+
 class Drawn(torch.nn.Module):
     """Holds what it has drawn beside what its state has."""
 

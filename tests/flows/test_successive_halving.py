@@ -106,7 +106,7 @@ def test_a_reason_says_what_the_trial_missed(play: Callable[..., Any]) -> None:
     played = play(flow, lambda trial, epoch: math.nan if trial == 8 else trial / 10)
     assert played.reasons[2] == "rung 2: 0.2 is not among the best 1 of 3"
     assert played.reasons[3] == "rung 1: 0.3 is not among the best 3 of 9"
-    assert played.reasons[8] == "rung 1: no finite value is not among the best 3 of 9"
+    assert played.reasons[8] == "rung 1: no finite, feasible value is not among the best 3 of 9"
     assert played.ended[0] == "complete"
 
 

@@ -114,6 +114,18 @@ def check(
     flatten({**_tree(module, optimizer, schedule, without), **(more or {})}, _leaf)
 
 
+def check_names(before: State, after: Captured, module: torch.nn.Module) -> None:
+    """Raise a `WorkloadError` if training has made a layer of the model that a new one lacks."""
+    for name, parameter in module.named_parameters():
+        is_new = f"model.{name}" in after.tensors and f"model.{name}" not in before.header
+        if is_new and parameter.requires_grad:
+            raise WorkloadError(
+                f"training has made {name!r}, which the model function does not make, so no "
+                "optimizer trains it and no unit could go on with it: make all layers before the "
+                "function returns, none in forward or in train_fn"
+            )
+
+
 def _tree(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,

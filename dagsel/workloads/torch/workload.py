@@ -62,6 +62,7 @@ from dagsel.workloads.torch.state import (
     as_torch,
     capture,
     check,
+    check_names,
 )
 from dagsel.workloads.torch.trials import MakesTrials
 
@@ -436,6 +437,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             if gang is None or gang.rank == 0:
                 left_out = trial.frozen.left_out()
                 captured = capture(module, optimizer, schedule, meta, device.type, without=left_out)
+                check_names(state, captured, module)
                 state = captured.state
             if gang is None and not batches.stopped:
                 self._live.keep(trial, captured)
