@@ -86,8 +86,8 @@ def end_all(trials: Iterable[int], best: int | None, reason: str) -> list[Decisi
 
     Examples
     --------
-    >>> end_all([4, 2], 2, "the time is over")[1:]
-    [Stop(trial=2, reason='the time is over; it is the best', outcome='complete'), Finish()]
+    >>> end_all([4, 2], 2, "it is over")[1:]
+    [Stop(trial=2, reason='it is over; it is the best', outcome='complete'), Finish()]
     """
     stops = [
         Stop(trial, f"{reason}; it is the best", "complete")

@@ -86,4 +86,4 @@ def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
 
 def stop_all(trials: Iterable[int]) -> list[Decision]:
     """Stop all live trials and finish, because the time is over."""
-    return [*(Stop(trial, "the time is over") for trial in sorted(trials)), Finish()]
+    return [*(Stop(trial, "the time or the budget is over") for trial in sorted(trials)), Finish()]

@@ -195,7 +195,7 @@ class HyperSched(BudgetedFlow):
                 is_due = state.pause_s is None or seconds >= self._end_s
                 return self._pause() if is_due else self._reallocate()
             case DeadlineReached():
-                return self._finish("the time is over")
+                return self._finish("the time or the budget is over")
             case _:
                 return []
 

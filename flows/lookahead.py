@@ -200,7 +200,7 @@ class Lookahead(BudgetedFlow):
             case Tick() if not state.halts:
                 return self._note_time()
             case DeadlineReached():
-                return self._finish("the time is over")
+                return self._finish("the time or the budget is over")
             case _:
                 return []
 
@@ -459,7 +459,7 @@ class Lookahead(BudgetedFlow):
         if state.evaluates:
             state.pause_s = max(state.pause_s or 0.0, state.seconds - state.paused_at)
         if state.evaluates and state.seconds >= self._end_s():
-            return self._finish("the time is over")
+            return self._finish("the time or the budget is over")
         is_over, state.ends_stage = state.ends_stage and not state.n_awaited, False
         if not state.trials and not state.n_awaited:
             return self._look()

@@ -227,7 +227,7 @@ class StagedSearch(BudgetedFlow):
             case Tick() if not state.pausing:
                 return self._pause()
             case DeadlineReached():
-                return self._finish("the time is over")
+                return self._finish("the time or the budget is over")
             case _:
                 return []
 

@@ -140,7 +140,9 @@ class Steered(Wrapper):
         return [*stop, Finish()] if is_over else [*stop]
 
     def _end(self, seconds: float) -> list[Decision]:
-        stops: list[Decision] = [Stop(trial, "the time is over") for trial in self.own.epochs]
+        stops: list[Decision] = [
+            Stop(trial, "the time or the budget is over") for trial in self.own.epochs
+        ]
         self.own.epochs.clear()
         is_over = [Finish()] if self.own.has_finished else None
         if is_over:

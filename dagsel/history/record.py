@@ -263,6 +263,7 @@ class Record:
                 self.trials[trial].epochs.append(done)
                 self.has_scored = True
                 self.trials[trial].last_values = self.values(value, metrics)
+                self.trials[trial].last_lineage = None
                 self._score(self.trials[trial], self._end_of(self.trials[trial]))
                 if tally and tally.lacks_loss and math.isfinite(value):
                     self.trials[trial].warn(
@@ -351,10 +352,9 @@ class Record:
                 f"the flow clones trial {source} onto trial {target}: the source must have "
                 "reported an epoch, and the target must be paused"
             )
-        lineage = origin.last_lineage
         taker.adopt(origin, config)
         if taker.epochs:
-            self._score(taker, replace(self._end_of(taker), lineage=lineage), afresh=True)
+            self._score(taker, self._end_of(taker), afresh=True)
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")
@@ -416,16 +416,18 @@ class Record:
     # ---- what trials are worth
 
     def _end_of(self, trial: TrialRecord) -> Scored:
-        epoch = len(trial.epochs)
-        return Scored(trial.last_values, epoch, StatePlace(epoch, self.n_shards - 1))
+        place = StatePlace(len(trial.epochs), self.n_shards - 1)
+        return Scored(trial.last_values, place.epoch, place, lineage=trial.last_lineage)
 
     def _score(self, trial: TrialRecord, scored: Scored, *, afresh: bool = False) -> None:
         """Take in what a state of a trial is worth; `afresh`: those before it do not count."""
         is_better = trial.kept is None or self.loss(scored.value) < self.loss(trial.kept.value)
         if afresh or is_better or self.keep == "last":
             trial.kept, trial.lacks_kept = scored, False
-            place = (not trial.is_feasible, self.loss(scored.value), trial.worth_is_copied)
-            heappush(self._values, (*place, trial.number))
+            heappush(self._values, self._worth(trial, scored))
+
+    def _worth(self, trial: TrialRecord, kept: Scored) -> tuple[bool, float, bool, int]:
+        return not trial.is_feasible, self.loss(kept.value), kept.lineage is not None, trial.number
 
     def values(self, value: float | None, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Return what a search is about of the metrics of a state; empty if it was not scored."""
@@ -441,9 +443,8 @@ class Record:
     def leading(self) -> TrialRecord | None:
         """The trial that is worth most now, ended or not; None if none, and of several metrics."""
         while self._values and not self.goals:
-            _, loss, _, number = self._values[0]
-            trial = self.trials[number]
-            is_worth = trial.value is not None and self.loss(trial.value) == loss
+            trial = self.trials[self._values[0][-1]]
+            is_worth = trial.kept and self._worth(trial, trial.kept) == self._values[0]
             if is_worth and trial.state != "failed":
                 return trial
             heappop(self._values)  # it was worth that

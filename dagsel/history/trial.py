@@ -147,6 +147,7 @@ class TrialRecord:
     kept: Scored | None = None  # the state that it is worth: the best one, or the last
     # What its state at the end of its last epoch is worth; it may be another trial's since then.
     last_values: tuple[float, ...] = (math.nan,)
+    last_lineage: Lineage | None = None  # whose merit that is, if it is another trial's
     n_checks: int = 0  # how often it was scored where it was paused
     is_scored: bool = False  # whether it rests where it was scored
     lacks_kept: bool = False  # its kept state was deleted, and is made again as it trains on
@@ -315,6 +316,7 @@ class TrialRecord:
         self.adoptions.append(Adoption(len(self.epochs), *source, changes, value))
         if self.epochs:
             self.is_scored, self.last_values = False, origin.last_values
+            self.last_lineage = origin.last_lineage or origin.lineage
             self.is_feasible = origin.is_feasible
         self.config = {**under.config, **config}
 
@@ -323,12 +325,6 @@ class TrialRecord:
         """What it trains with now."""
         last = self.adoptions[-1] if self.adoptions else None
         return Lineage(self.number, {}) if last is None else Lineage(last.root, last.config)
-
-    @property
-    def last_lineage(self) -> Lineage:
-        """What the state was trained with that it would go on from."""
-        is_copy = self.adoptions and self.adoptions[-1].after == len(self.epochs) > 0
-        return self.kept_lineage if is_copy else self.lineage
 
     @property
     def kept_lineage(self) -> Lineage:

@@ -303,7 +303,9 @@ def test_a_search_that_ctrl_c_has_ended_goes_on_as_if_it_had_not(
     assert {n: t.params for n, t in record.trials.items()} == {
         n: t.params for n, t in undisturbed.trials.items()
     }
-    assert "the time is over" not in {trial.reason for trial in record.trials.values()}
+    assert "the time or the budget is over" not in {
+        trial.reason for trial in record.trials.values()
+    }
     if name == "random search":
         assert [len(t.epochs) for t in record.trials.values()] == [3] * 5
     whole = without_interruptions([ENTRIES.decode(e) for e in kept.entries], goes_on=False)
@@ -388,7 +390,7 @@ def test_a_trial_that_has_ended_takes_no_command() -> None:
 def test_a_paused_trial_rests_until_it_is_resumed() -> None:
     plan: dict[str, tuple[int, UserCommand]] = {"pause": (1, PauseTrial(0))}
     rested, _ = told("random search", plan)
-    assert rested.trials[0].reason == "the time is over"
+    assert rested.trials[0].reason == "the time or the budget is over"
     assert all(rested.trials[n].state == "complete" for n in (1, 2, 3, 4))
     went_on, _ = told("random search", {**plan, "resume": (9, ResumeTrial(0))})
     assert went_on.trials[0].state == "complete"
@@ -430,7 +432,7 @@ def test_a_search_ends_by_the_deadline_and_the_budget_that_it_was_given_last() -
     assert short.limits is not None
     assert short.limits.deadline_s == pytest.approx(short.seconds)
     assert short.seconds < undisturbed.seconds
-    assert "the time is over" in {trial.reason for trial in short.trials.values()}
+    assert "the time or the budget is over" in {trial.reason for trial in short.trials.values()}
     cheap, _ = told("long", {"it": (4, ExtendLimits(budget="6 worker-seconds"))})
     assert cheap.limits is not None
     assert cheap.limits.budget_s == pytest.approx(cheap.worker_seconds)

@@ -107,7 +107,7 @@ def test_what_was_scored_in_a_pause_is_the_best_model(search: Any) -> None:
             case Tick():
                 return [Pause(0, evaluate=True)]
             case Paused(0):
-                return [Stop(0, "the time is over", "complete"), Finish()]
+                return [Stop(0, "the time or the budget is over", "complete"), Finish()]
         return []
 
     run, seen = search(Scripted([Ask(1)], answer), keep="last")

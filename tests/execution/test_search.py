@@ -124,7 +124,9 @@ def test_a_cluster_grows_and_a_search_gets_another_deadline_while_it_runs(
     assert run.record.wanted == 2
     assert run.record.limits is not None
     assert run.plan.deadline_s == run.record.limits.deadline_s
-    assert {trial.reason for trial in run.record.trials.values()} == {"the time is over"}
+    assert {trial.reason for trial in run.record.trials.values()} == {
+        "the time or the budget is over"
+    }
 
 
 def test_workers_that_dagsel_cannot_start_are_not_scaled(
@@ -411,7 +413,7 @@ def test_commands_are_performed_once_though_the_driver_is_killed_after_them(
     assert set(trials) == {*range(steered_driver.N_TRIALS), int(clone), int(added)}
     assert trials[0].reason == "stopped by the user"
     assert [len(trials[n].adoptions) for n in (int(clone), int(added))] == [1, 0]
-    assert trials[2].reason == "the time is over"  # it was paused until the end
+    assert trials[2].reason == "the time or the budget is over"  # it was paused until the end
     assert "RUNNING" not in states(tmp_path)
 
 

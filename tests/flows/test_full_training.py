@@ -85,7 +85,7 @@ def test_at_the_deadline_live_trials_are_pruned() -> None:
     flow = RandomSearch(max_epochs=2, n_trials=9, n_concurrent=2)
     flow.start(Context(n_workers=1))
     flow.handle(Asked((8, 3)))
-    pruned = [Stop(trial, "the time is over", "pruned") for trial in (3, 8)]
+    pruned = [Stop(trial, "the time or the budget is over", "pruned") for trial in (3, 8)]
     assert flow.handle(DeadlineReached(60.0)) == [*pruned, Finish()]
     assert flow.handle(TrialFailed(3, "it broke")) == flow.handle(WorkersChanged(9)) == []
 

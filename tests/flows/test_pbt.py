@@ -216,7 +216,7 @@ def test_four_members_a_worker_train_until_the_deadline() -> None:
     for trial in range(5):
         answer = flow.handle(TrialFailed(trial, "it broke"))
     assert answer == [Train(8, 1)]
-    pruned = [Stop(trial, "the time is over", "pruned") for trial in range(5, 10)]
+    pruned = [Stop(trial, "the time or the budget is over", "pruned") for trial in range(5, 10)]
     assert flow.handle(DeadlineReached(60.0)) == [*pruned, Finish()]
     assert flow.handle(TrialFailed(5, "it broke")) == flow.handle(WorkersChanged(9)) == []
 

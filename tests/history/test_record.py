@@ -505,7 +505,7 @@ def test_a_trial_that_trains_on_and_comes_to_nothing_is_worth_what_it_was(
             record.add(turn(TrialFailed(trial, "broken")))
             assert "broken" in record.trials[trial].warning
         elif how == "stop":
-            record.add(turn(None, Stop(trial, "the time is over")))
+            record.add(turn(None, Stop(trial, "the time or the budget is over")))
     is_abandoned = data.draw(st.booleans())
     record.add(Abandoned(1.0, "given up") if is_abandoned else turn(None, Finish()))
     assert not record.failures
@@ -522,7 +522,7 @@ def test_a_trial_whose_state_was_dropped_is_kept_again_once_it_is_made_again() -
         for position in range(n_units):
             unit = Unit("train", 2, 1, position)
             record.add(UnitRecord(unit, "w", position, 0.0, 1.0, hop=False, n_samples=1))
-        record.add(turn(None, Stop(2, "the time is over")))
+        record.add(turn(None, Stop(2, "the time or the budget is over")))
         is_there = n_units == N_SHARDS
         assert [best.trial for best in record.top] == ([1, 2] if is_there else [1])
         record.add(turn(None, Finish()))

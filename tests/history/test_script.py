@@ -160,12 +160,15 @@ def test_what_was_decided_and_never_trained_is_not_trained() -> None:
     turns = (
         Turn(None, (Train(0, 5), Train(1, 5))),
         Turn(reported(0, 1), ()),
-        Turn(DeadlineReached(9.0), (Stop(0, "the time is over"), Stop(1, "late"), Finish())),
+        Turn(
+            DeadlineReached(9.0),
+            (Stop(0, "the time or the budget is over"), Stop(1, "late"), Finish()),
+        ),
     )
     script = Script(turns)
     assert script.start(Context(1)) == [Train(0, 1)]
     assert script.handle(reported(0, 1)) == [
-        Stop(0, "the time is over"), Stop(1, "late"), Finish()
+        Stop(0, "the time or the budget is over"), Stop(1, "late"), Finish()
     ]  # fmt: skip
 
 

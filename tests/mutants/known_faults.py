@@ -266,8 +266,22 @@ FAULTS = (
     Fault(
         "record: a clone is worth what the state was that it lost",
         "history/record.py",
-        "lineage=lineage), afresh=True)",
-        "lineage=lineage))",
+        "self._score(taker, self._end_of(taker), afresh=True)",
+        "self._score(taker, self._end_of(taker))",
+        "history/test_kept.py",
+    ),
+    Fault(
+        "record: what was worth as much before it was copied leads",
+        "history/record.py",
+        "self._worth(trial, trial.kept) == self._values[0]",
+        "self._worth(trial, trial.kept)[1] == self._values[0][1]",
+        "history/test_kept.py",
+    ),
+    Fault(
+        "record: an own epoch after a copy is the source's",
+        "history/record.py",
+        "self.trials[trial].last_lineage = None",
+        "pass",
         "history/test_kept.py",
     ),
     Fault(
