@@ -32,18 +32,21 @@ from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
 from dagsel.session import Call, Session
 from dagsel.study import Space, Study, StudyDriver, home_of
+from dagsel.study.asked import check_asked
 from dagsel.tidying import tidy
 from dagsel.workloads.base import checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
+    from dagsel.flow import Flow
 
 logger = logging.getLogger("dagsel")
 
 
-def opened(run: Run, space: Space | None = None) -> Run:
-    """Return a run that can be extended."""
-    return replace(run, space=space or run.space, _calls=RunCalls(extend, refit))
+def opened(run: Run, space: Space | None = None, flow: Flow | None = None) -> Run:
+    """Return a run that can be extended, with what its folder cannot hold."""
+    flow = flow.flow if isinstance(flow, Steered) else flow
+    return replace(run, space=space or run.space, flow=flow, _calls=RunCalls(extend, refit))
 
 
 def extend(
@@ -82,9 +85,10 @@ def extend(
             tidy(record, folder)
         _check_goals(settings)
         _check_study(run.study, settings, folder.url)
+        check_asked(run.study, settings.asked)
         parts = parts_of(settings, folder, run.given_workload, how.space, how.data)
         workload, space, dataset = parts
-        flow = Steered(settings.make_flow(how.flow, folder.url))
+        flow = Steered(settings.make_flow(how.flow or run.flow, folder.url))
         catch_up(flow, entries, folder.url)
         more = extension(flow.traits, settings, record, n_trials, max_epochs, n_best)
         check_flow_extends(flow.flow, more)
@@ -103,7 +107,7 @@ def extend(
         within = settings.within(more.limits)
         session = Session(within, folder, driver, flow, workload, dataset, record)
         with interruptible(folder.url) as inbox:
-            return opened(session.run(call, lock, inbox), space)
+            return opened(session.run(call, lock, inbox), space, flow)
 
 
 def _check_ended(record: Record, url: str) -> None:

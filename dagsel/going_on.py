@@ -36,6 +36,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.files import Url
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import Callback, Space, StudyDriver, open_study
+from dagsel.study.asked import check_asked
 from dagsel.tidying import tidy
 from dagsel.workloads.base import Workload, checks
 
@@ -83,8 +84,9 @@ def resume(
     workload, space
         Those that the run began with; always needed, as a ``run_dir`` holds no code.
     study
-        The study, or the URL of its storage. Needed if its sampler is not Optuna's default, if it
-        is on a server, or if its URL had a password. A study that was in memory is filled again.
+        The study, or the URL of its storage. Needed if the flow asks a sampler or a pruner of it
+        that is not Optuna's default, if it is on a server, or if its URL had a password. A study
+        that was in memory is filled again.
     flow
         The search procedure, if it is not one of dagsel's.
     data
@@ -189,7 +191,9 @@ def resume(
         flow = Steered(settings.make_flow(flow, folder.url))
         catch_up(flow, entries, folder.url)
         study = study_of(settings, folder, given.study_or_url)
-        if type(study.sampler).__name__ != settings.sampler:
+        if not record.finished:
+            check_asked(study, settings.asked)
+        if not settings.asked and type(study.sampler).__name__ != settings.sampler:
             logger.warning(
                 "the run began with a %s and goes on with a %s; give study= with the same sampler",
                 settings.sampler,
@@ -215,9 +219,9 @@ def resume(
                 raise AllTrialsFailedError(record.failed_alike)
             if record.too_little_time:
                 raise TooLittleTimeError(record.too_little_time)
-            return opened(session.result, space)
+            return opened(session.result, space, flow)
         with interruptible(folder.url) as inbox:
-            return opened(session.run(call, lock, inbox), space)
+            return opened(session.run(call, lock, inbox), space, flow)
 
 
 def replay(

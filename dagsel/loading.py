@@ -10,13 +10,13 @@ from dagsel.arguments import checked
 from dagsel.driver.consistency import read_run
 from dagsel.errors import StudyStorageError
 from dagsel.extending import opened
-from dagsel.flow import Asked
+from dagsel.flow import Asked, Traits
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.messages import Entry, Turn
-from dagsel.reopening import study_of, told
+from dagsel.reopening import adopt, study_of, told
 from dagsel.storage.files import Url
-from dagsel.study import Space, open_study
+from dagsel.study import Space, Study, StudyDriver, open_study
 from dagsel.study.resume import recall
 from dagsel.workloads.base import Workload
 
@@ -45,10 +45,11 @@ def load(
         That of the run, for `Run.best_model` and the like.
     space
         That of the run; needed for models if their configurations hold something that has no form
-        in JSON, such as a class.
+        in JSON, such as a class, and to fill a study that was in memory.
     study
         The study or the URL of its storage, if the one in ``run_dir`` does not open it. If there is
-        none, the run has an empty study in memory; its own tables are whole.
+        none, the run has one in memory: with all its trials if `space` is given, else empty. The
+        run's own tables are whole.
 
     Returns
     -------
@@ -98,24 +99,30 @@ def load(
     folder = given.run_dir
     settings, entries, record = read_run(folder)
     known = None if given.workload is None else settings.as_begun(given.workload)
-    record.configure(_configs(entries, record, given.space))
+    is_lost = settings.home is None and study is None
     try:
         theirs = study_of(settings, folder, given.study_or_url)
     except StudyStorageError as error:
         if study is not None:
             raise
         logger.warning("the run is opened without its study: %s", error)
-        theirs = open_study(settings.study, settings.directions, None)
+        theirs, is_lost = open_study(settings.study, settings.directions, None), True
+    if is_lost and given.space is not None:
+        draws = (settings.seed, (), record.run, settings.sampler_seed, Traits())
+        counts = (settings.n_before, settings.first_step)
+        adopt(StudyDriver(theirs, given.space, settings.metric, *draws, *counts), record)
+    else:
+        record.configure(_configs(entries, record, given.space, theirs))
     return opened(Run(theirs, settings.metric, record, known, folder), given.space)
 
 
 def _configs(
-    entries: Iterable[Entry], record: Record, space: Space | None
+    entries: Iterable[Entry], record: Record, space: Space | None, study: Study
 ) -> dict[int, dict[str, Any]]:
     """Return the configurations that were drawn: by the space, or what the journal has of them."""
     if space is not None:
         return {
-            number: recall(space, number, adopted, record.run)[0]
+            number: recall(space, number, adopted, study, record.run)[0]
             for number, adopted in told(record).items()
         }
     drawn = {number: dict(trial.params) for number, trial in record.trials.items()}

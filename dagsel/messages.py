@@ -380,6 +380,8 @@ class Turn:
     context: Context | None = None  # what the flow was told at its start
     params: Mapping[int, Mapping[str, Any]] | None = None  # of `Asked`: what was drawn, by trial
     infeasible: tuple[int, ...] = field(default=(), metadata={LATER: True})  # of these, by Optuna
+    # Of these, what a space could read of each: the user attributes that it was enqueued with.
+    attrs: Mapping[int, Mapping[str, Any]] | None = field(default=None, metadata={LATER: True})
     place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
     traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
     raised: Raised | None = None  # of `TrialFailed`: the error of its workload, if it was that
@@ -480,21 +482,8 @@ NOTICES: Tagged[Notice] = Tagged(*get_args(Notice), brief=True)
 ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
 REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
 ENTRIES: Tagged[Entry] = Tagged(
-    session=SessionBegun,
-    ended=SessionEnded,
-    abandoned=Abandoned,
-    turn=Turn,
-    alike=FailedAlike,
-    late=TooLittleTime,
-    flow=FlowState,
-    unit=UnitRecord,
-    piece=PieceRecord,
-    stored=StatesFound,
-    partial=PartFound,
-    best_lost=BestLost,
-    round=RoundSent,
-    ran_out=RanOut,
-    load=events.ShardLoaded,
-    note=Note,
-    brief=True,
-)
+    session=SessionBegun, ended=SessionEnded, abandoned=Abandoned, turn=Turn, alike=FailedAlike,
+    late=TooLittleTime, flow=FlowState, unit=UnitRecord, piece=PieceRecord, stored=StatesFound,
+    partial=PartFound, best_lost=BestLost, round=RoundSent, ran_out=RanOut,
+    load=events.ShardLoaded, note=Note, brief=True,
+)  # fmt: skip

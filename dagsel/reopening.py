@@ -52,5 +52,6 @@ def told(record: Record, first_step: int = 0) -> dict[int, Adopted]:
     for trial in record.trials.values():
         epochs = tuple((e.epoch, *record.values(e.value, e.metrics)) for e in trial.epochs)
         end = (trial.state, trial.reason, trial.traceback)
-        found[trial.number] = Adopted(trial.params, epochs, trial.values, *end, first_step)
+        about = (epochs, trial.values, *end, first_step, trial.attrs)
+        found[trial.number] = Adopted(trial.params, *about)
     return found

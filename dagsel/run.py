@@ -42,6 +42,7 @@ from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Url
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import Callback, Space, StudyDriver, home_of
+from dagsel.study.asked import asked_of
 from dagsel.study.checks import say_unasked
 from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
@@ -413,6 +414,7 @@ def _prepared(
             home=home_of(study),
             sampler=type(study.sampler).__name__,
             sampler_seed=driver.sampler_seed,
+            asked=asked_of(study, flow.traits),
             n_before=driver.n_before,
             first_step=driver.first_step,
             direction=direction,

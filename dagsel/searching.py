@@ -44,7 +44,8 @@ class Prepared:
     def run(self, inbox: Inbox) -> Run:
         """Search until the end; release the lock."""
         with self.held:
-            return opened(self.session.run(self.call, self.lock, inbox), self.space)
+            result = self.session.run(self.call, self.lock, inbox)
+            return opened(result, self.space, self.session.flow)
 
 
 class Search(Steerable):

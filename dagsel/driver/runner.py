@@ -341,13 +341,13 @@ class Runner:
             return  # each of them may fail at once, and another one be asked for
         configs, exhausted = self.study.draw(ask)
         self._configs |= configs
-        is_short = isinstance(ask, Ask) and ask.sampling != "grid" and len(configs) < ask.n
-        if exhausted and is_short:
+        if exhausted and isinstance(ask, Ask) and ask.sampling != "grid" and len(configs) < ask.n:
             self._warn(self.study.why_no_more())
         params = {trial: self.study.params(trial) for trial in configs}
         infeasible = tuple(filter(self.study.is_infeasible, configs))
         asked = Asked(tuple(configs), exhausted, tuple(map(plain_part, configs.values())))
-        self._events.append(Turn(asked, (), params=params, infeasible=infeasible))
+        attrs = {trial: its for trial in configs if (its := self.study.attrs(trial))} or None
+        self._events.append(Turn(asked, (), params=params, infeasible=infeasible, attrs=attrs))
 
     def _train(self, *trains: Train | None, due: Iterable[Continuation] = ()) -> None:
         plans = [*due]

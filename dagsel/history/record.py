@@ -251,10 +251,10 @@ class Record:
             case Asked(trials):
                 if self.awaited and isinstance(self.awaited.popleft(), Add):
                     self.added += trials
-                params = turn.params or {}
-                for trial in trials:
-                    is_feasible = trial not in turn.infeasible
-                    self.trials[trial] = TrialRecord(trial, {}, params[trial], is_feasible)
+                params, attrs = turn.params or {}, turn.attrs or {}
+                for n in trials:
+                    is_feasible, its = n not in turn.infeasible, attrs.get(n, {})
+                    self.trials[n] = TrialRecord(n, {}, params[n], is_feasible, attrs=its)
             case Reported(trial, epoch, value, metrics, seconds, _, switches):
                 self.trials[trial].n_switches_told += len(switches)
                 tally = self.trials[trial].tallies.pop(epoch, None)

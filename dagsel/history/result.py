@@ -64,6 +64,8 @@ class Run(Result):
         The run's folder.
     space
         That of the search; None if the run was opened without it.
+    flow
+        Its search procedure; None if the run was opened from its folder.
 
     Examples
     --------
@@ -111,6 +113,7 @@ class Run(Result):
     workload: Workload | None
     run_dir: RunDir
     space: Space | None = None
+    flow: Flow | None = None
     _calls: RunCalls | None = None  # those that dagsel returns have them
 
     def extend(

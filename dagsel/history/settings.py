@@ -51,6 +51,8 @@ class Settings:
     top_k: int = field(default=1, metadata={LATER: True})
     # The metrics, if there are several.
     goals: tuple[Goal, ...] = field(default=(), metadata={LATER: True})
+    # What the flow asks of the study: its sampler and its pruner, as they were made.
+    asked: Mapping[str, Mapping[str, str]] = field(default_factory=dict, metadata={LATER: True})
     n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had begun
     first_step: int = field(default=1, metadata={LATER: True})  # of a trial, to the study's pruner
     deterministic: bool = False
@@ -176,7 +178,10 @@ class Settings:
                 "a copy"
             ) from None
         if flow is None:
-            raise SearchError(f"the run_dir cannot hold a {self.flow}; give the run's with flow=")
+            raise SearchError(
+                f"the run_dir cannot hold this {self.flow}, which was made with an object or is "
+                "not dagsel's own; give the same one with flow="
+            )
         return flow
 
 

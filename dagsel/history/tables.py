@@ -65,7 +65,10 @@ def pareto(record: Record) -> pd.DataFrame:
 
 
 def leaderboard(record: Record, metric: str) -> pd.DataFrame:
-    """Return a row for each trial that was scored and did not fail, best first."""
+    """Return a row for each trial that was scored and did not fail, best first.
+
+    A parameter called as another column is ``param_`` and its name.
+    """
     return _board(record, metric, ranked(record))
 
 
@@ -79,10 +82,10 @@ def _board(record: Record, metric: str, trials: Sequence[TrialRecord]) -> pd.Dat
         assert trial.kept is not None
         known = [trial.number, *trial.values, trial.kept.epochs, trial.state]
         known += [trial.number in front] if metrics else []
-        feasible = {"feasible": trial.is_feasible} if is_constrained else {}
-        rows.append(
-            {**dict(zip(columns, known, strict=True)), **feasible, **params_kept(record, trial)}
-        )
+        row = dict(zip(columns, known, strict=True))
+        row |= {"feasible": trial.is_feasible} if is_constrained else {}
+        params = params_kept(record, trial).items()
+        rows.append(row | {f"param_{name}" if name in row else name: v for name, v in params})
     return frame(rows, None if rows else columns)
 
 

@@ -122,6 +122,7 @@ class TrialRecord:
     params: Mapping[str, Any]  # the parameters that were drawn for it
     is_feasible: bool = True  # whether it meets the constraints that its space has set
     drawn: Mapping[str, Any] = field(default_factory=dict)  # the configuration that was drawn
+    attrs: Mapping[str, Any] = field(default_factory=dict)  # what it was enqueued with, for a space
     # How it ended, and why.
     state: TrialState = "running"
     reason: str = ""

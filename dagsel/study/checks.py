@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from traceback import walk_tb
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import optuna
@@ -110,11 +111,15 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         if (parameter := _changed_parameter(error)) is None:
+            _note_space(error, trial)
             raise
         raise SearchError(
             f"the space suggests {parameter!r} otherwise than in a trial before ({error}): suggest "
             "the same kind and the same choices in each trial, or give it another name"
         ) from error
+    except Exception as error:
+        _note_space(error, trial)
+        raise
     finally:
         for name in _OF_OBJECTIVES:
             vars(trial).pop(name, None)
@@ -124,6 +129,14 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
             "draws and does not train; end it with  return trial.params"
         )
     return dict(config)
+
+
+def _note_space(error: Exception, trial: Any) -> None:
+    if trial.params and not isinstance(error, DagselError):
+        error.add_note(
+            f"the space raised it for {shown(trial.params)}; for parameters that do not go "
+            "together it raises optuna.TrialPruned, and others are drawn"
+        )
 
 
 def _refuse(name: str, *args: Any, **options: Any) -> None:
@@ -205,13 +218,19 @@ def check_metrics(
     return tuple(map(Goal, metrics, directions))
 
 
-def probe(space: Space, sampler: BaseSampler, check: Callable[[Any], None]) -> None:
+def probe(
+    space: Space,
+    sampler: BaseSampler,
+    check: Callable[[Any], None],
+    user_attrs: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Draw two configurations, or all of them with a `GridWalk`, in a study that is thrown away.
 
-    One of the first ten has to pass a check. Raises a `SearchError` if the space suggests nothing,
+    It has the user attributes of the user's study, which a space may read. One of the first ten has
+    to pass a check. Raises a `SearchError` if the space suggests nothing,
     rejects all, or has too many points to enumerate; and the first one's error if all ten fail.
     """
-    configs = _draw(space, sampler)
+    configs = _draw(space, sampler, user_attrs)
     first = next(configs)
     try:
         check(first)
@@ -243,11 +262,15 @@ def _passes(check: Callable[[Any], None], config: Mapping[str, Any]) -> bool:
     return True
 
 
-def _draw(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
+def _draw(
+    space: Space, sampler: BaseSampler, user_attrs: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
     storage = optuna.storages.InMemoryStorage()
     with quiet():
         storage.create_new_study([StudyDirection.MINIMIZE], "probe")
     study = optuna.Study("probe", storage, sampler=sampler)
+    for name, value in user_attrs.items():
+        study.set_user_attr(name, value)
     n_drawn, rejected = 0, None
     for number in range(1, MAX_GRID_POINTS + 1):
         trial = study.ask()

@@ -172,12 +172,18 @@ def _point(trial: DrawnTrial) -> Point:
 
 
 def choose(
-    space: Space, params: Mapping[str, Any], over: Mapping[str, Any], number: int
+    study: optuna.Study,
+    space: Space,
+    params: Mapping[str, Any],
+    over: Mapping[str, Any],
+    number: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters of a trial that the user chooses, and its configuration.
 
     Parameters
     ----------
+    study
+        What the space finds as its trial's study.
     space
         What draws trials.
     params
@@ -197,7 +203,7 @@ def choose(
     SearchError
         If a parameter is missing, is none of the space's, or has a value that it does not suggest.
     """
-    trial = ChosenTrial({**over, **params}, number)
+    trial = ChosenTrial(study, {**over, **params}, number)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna warns of a value that is refused here
         config = configure(space, trial)

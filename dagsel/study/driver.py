@@ -19,10 +19,20 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dagsel.checks import short_traceback
+from dagsel.codec import plain_part
 from dagsel.errors import SearchError
 from dagsel.flow import Add, Ask, Direction, Sampling, Traits
-from dagsel.study.checks import Space, check_pruner, configure, directions_of, is_infeasible, probe
+from dagsel.study.checks import (
+    RejectedError,
+    Space,
+    check_pruner,
+    configure,
+    directions_of,
+    is_infeasible,
+    probe,
+)
 from dagsel.study.draws import Draws, choose
+from dagsel.study.enqueued import claim, end_as_rejected, fill_in, fixed_params
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
 from dagsel.study.labels import ChosenTrial, DrawnTrial, labelled
@@ -35,6 +45,7 @@ from dagsel.study.resume import (
     match_up,
     recall,
     stand_in,
+    was_never_scored,
 )
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
@@ -100,6 +111,8 @@ class StudyDriver:
     _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
     _told: set[int] = field(default_factory=set, init=False)  # live ones, by somebody else
     _waiting: list[int] = field(default_factory=list, init=False)  # numbers of enqueued trials
+    # User attributes that trials of the run were enqueued with.
+    _enqueued: dict[int, dict[str, Any]] = field(default_factory=dict, init=False)
     _view: SamplerStudy = field(init=False)
     _draws: Draws = field(init=False)
 
@@ -142,7 +155,7 @@ class StudyDriver:
             check_pruner(self._pruner, self.traits.max_epochs, first)
         uniform = RandomSampler()
         reseed(uniform, self.seed, 0, 0)  # checks the first random draw
-        probe(self.space, GridWalk() if grid else uniform, check)
+        probe(self.space, GridWalk() if grid else uniform, check, self._theirs.user_attrs)
 
     # ---- Drawing.
 
@@ -172,9 +185,16 @@ class StudyDriver:
         while len(configs) < n:
             if enqueued:
                 trial = enqueued.pop(0)
-                if not self._claim(trial):
+                if not claim(self._theirs, trial, self.run):
                     continue
-                number, config = trial.number, self._draw_rest(trial, sampling)
+                self._enqueued[trial.number] = trial.user_attrs
+                try:
+                    number, config = trial.number, self._draw_rest(trial, sampling)
+                except RejectedError as error:
+                    end_as_rejected(self._theirs, trial, error)
+                    about = trial.system_attrs
+                    self._view.end(trial.number, failed=True, system_attrs=about)
+                    continue
             else:
                 found = self._draws.next(sampling)
                 if found is None:
@@ -192,12 +212,12 @@ class StudyDriver:
         `over` has those of another trial, for what `params` leaves out. Raises a `SearchError` if
         the space cannot suggest them, or suggests more.
         """
-        return choose(self.space, params, over, len(self._view))
+        return choose(self._theirs, self.space, params, over, len(self._view))
 
     def add(self, params: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         """Begin a trial with all these parameters; return its configuration by its number."""
         self._count_before()
-        chosen = ChosenTrial(dict(params), len(self._view))
+        chosen = ChosenTrial(self._theirs, dict(params), len(self._view))
         configure(self.space, chosen)
         trial = create_trial(
             state=TrialState.RUNNING,
@@ -230,51 +250,29 @@ class StudyDriver:
         for trial in new:
             drawn = point(labelled(trial.params, trial.distributions))
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-                self._draws.had_before.add(drawn)
+                if len(self.directions) > 1 or not was_never_scored(trial):
+                    self._draws.had_before.add(drawn)
             elif trial.state == TrialState.RUNNING and trial.user_attrs.get(RUN) != self.run:
                 self._draws.elsewhere.add(drawn)
         seen = [*self._waiting, *(trial.number for trial in new)]  # no other can wait
         self._waiting = [n for n in seen if trials[n].state == TrialState.WAITING]
         return [trials[n] for n in self._waiting]
 
-    def _claim(self, trial: FrozenTrial) -> bool:
-        """Take an enqueued trial for this run; return False if another process was faster."""
-        # Marked first: wherever the driver is interrupted, `fail_live` finds it.
-        try:
-            self._theirs._storage.set_trial_user_attr(trial._trial_id, RUN, self.run)
-            return self._theirs._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        except UpdateFinishedTrialError:
-            return False
-
     def _draw_rest(self, trial: FrozenTrial, sampling: Sampling) -> dict[str, Any]:
         """Draw what an enqueued trial leaves open, and write it to the study."""
-        fixed = trial.system_attrs.get("fixed_params", {})
         try:
             drawn, config = self._draws.rest_of(trial.number, sampling)
-        except ValueError as error:
-            if isinstance(error, SearchError):
+        except RejectedError:
+            raise
+        except Exception as error:
+            end_as_failed(self._theirs, trial._trial_id, f"{type(error).__name__}: {error}")
+            if isinstance(error, SearchError) or not isinstance(error, ValueError):
                 raise
             raise SearchError(
-                f"trial {trial.number} was enqueued with {fixed}, which the space cannot suggest "
-                f"({error}); enqueue what it can"
+                f"trial {trial.number} was enqueued with {fixed_params(trial)}, which the space "
+                f"cannot suggest ({error}); enqueue what it can"
             ) from error
-        frozen = self._view.drawn(drawn)
-        if unknown := [name for name in fixed if name not in frozen.params]:
-            logger.warning(
-                "trial %d was enqueued with %s, which the space did not suggest; it suggested %s",
-                trial.number,
-                ", ".join(unknown),
-                ", ".join(frozen.params),
-            )
-        storage, trial_id = self._theirs._storage, trial._trial_id
-        for name, distribution in frozen.distributions.items():
-            value = distribution.to_internal_repr(frozen.params[name])
-            storage.set_trial_param(trial_id, name, value, distribution)
-        for key, value in frozen.user_attrs.items():
-            storage.set_trial_user_attr(trial_id, key, value)
-        for key, value in frozen.system_attrs.items():
-            storage.set_trial_system_attr(trial_id, key, value)
-        self._live[trial.number] = storage.get_trial(trial_id)
+        self._live[trial.number] = fill_in(self._theirs, trial, self._view.drawn(drawn))
         self._view.place(trial.number, self._live[trial.number])
         return config
 
@@ -302,6 +300,10 @@ class StudyDriver:
         """Return the parameters of a live trial; what has no form in JSON by its name."""
         trial = self._live[number]
         return labelled(trial.params, trial.distributions)
+
+    def attrs(self, number: int) -> dict[str, Any]:
+        """Return what of the user attributes that a live trial was enqueued with is plain."""
+        return plain_part(self._enqueued.get(number, {}))
 
     def is_infeasible(self, number: int) -> bool:
         """Whether a live trial breaks a constraint."""
@@ -470,7 +472,8 @@ class StudyDriver:
         """
         configs, templates = {}, {}
         for number, adopted in trials.items():
-            configs[number], templates[number] = recall(self.space, number, adopted, self.run)
+            about = (self.space, number, adopted, self._theirs, self.run)
+            configs[number], templates[number] = recall(*about)
         held = match_up(self._theirs, self.run, trials, templates)
         self._follow()
         for number, adopted in sorted(trials.items()):

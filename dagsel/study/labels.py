@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.storages import InMemoryStorage
@@ -23,23 +24,24 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def labels(choices: Sequence[Any]) -> list[Any]:
-    """Return what stands for each choice; plain ones stand for themselves.
+    """Return what stands for each choice; plain ones stand for themselves, NumPy's numbers too.
 
     Examples
     --------
-    >>> labels(["a", 1, len, (1, 2)])
-    ['a', 1, 'len', '(1, 2)']
+    >>> labels(["a", 1, len, (1, 2), np.int64(32)])
+    ['a', 1, 'len', '(1, 2)', 32]
     >>> labels([max, max])
     ['max#0', 'max#1']
     """
+    plain = [choice.item() if isinstance(choice, np.generic) else choice for choice in choices]
     names = [
         choice if isinstance(choice, _PLAIN) else getattr(choice, "__qualname__", repr(choice))
-        for choice in choices
+        for choice in plain
     ]
     n_times = Counter(map(str, names))
     return [
         name if isinstance(choice, _PLAIN) or n_times[str(name)] == 1 else f"{name}#{at}"
-        for at, (choice, name) in enumerate(zip(choices, names, strict=True))
+        for at, (choice, name) in enumerate(zip(plain, names, strict=True))
     ]
 
 
@@ -109,7 +111,17 @@ class DrawnTrial(optuna.Trial):
         shown = CategoricalDistribution(labels(distribution.choices))
         fixed = labelled(self._fixed_params, {name: distribution})  # those of an enqueued trial
         self._fixed_params = fixed
-        return self._choice(name, super()._suggest(name, shown))
+        try:
+            return self._choice(name, super()._suggest(name, shown))
+        except ValueError as error:  # a sampler that has choices of its own, such as GridSampler
+            if " not in " not in str(error):
+                raise
+            names = ", ".join(map(repr, shown.choices))
+            raise SearchError(
+                f"of {name!r} a sampler or an enqueued trial has a choice that is none of the "
+                f"names {names} ({error}): samplers see choices such as tuples and classes by "
+                "name; give it these names"
+            ) from error
 
     def _choice(self, name: str, value: Any) -> Any:
         distribution = self._given[name]
@@ -121,9 +133,13 @@ class DrawnTrial(optuna.Trial):
 class RecalledTrial(FixedTrial):
     """A trial with the parameters that a journal holds: labels stand for choices."""
 
+    def __init__(self, study: optuna.Study, params: dict[str, Any], number: int) -> None:
+        super().__init__(params, number)
+        self.study = study  # as a space reads it
+
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         value = self._params.get(name)
-        if isinstance(distribution, CategoricalDistribution) and isinstance(value, str):
+        if _has_names(distribution) and isinstance(value, _PLAIN):
             known = dict(zip(labels(distribution.choices), distribution.choices, strict=True))
             self._params[name] = known.get(value, value)
         return super()._suggest(name, distribution)

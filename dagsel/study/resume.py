@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import optuna
@@ -41,6 +41,8 @@ class Adopted:
         Why it failed.
     first_step
         The step that its first epoch is to Optuna.
+    attrs
+        The user attributes that it was enqueued with.
     """
 
     params: Mapping[str, Any]
@@ -50,6 +52,7 @@ class Adopted:
     reason: str = ""
     traceback: str = ""
     first_step: int = 0
+    attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def steps(self) -> dict[int, float]:
@@ -73,14 +76,22 @@ def first_step(trials: Iterable[FrozenTrial]) -> int:
     return int(min((s for trial in trials for s in trial.intermediate_values), default=0) == 1)
 
 
+def was_never_scored(trial: FrozenTrial) -> bool:
+    """Whether a trial of a run was drawn, and pruned without a report as the search ended."""
+    is_pruned = trial.state == TrialState.PRUNED and RUN in trial.user_attrs
+    return is_pruned and not trial.intermediate_values
+
+
 def recall(
-    space: Space, number: int, adopted: Adopted, run: str
+    space: Space, number: int, adopted: Adopted, study: optuna.Study, run: str
 ) -> tuple[dict[str, Any], FrozenTrial]:
     """Return an adopted trial's configuration, and a trial to add if the study lacks it.
 
     Raises a `SearchError` if the space is not the one that the trial was drawn from.
     """
-    fixed = RecalledTrial(dict(adopted.params), number)
+    fixed = RecalledTrial(study, dict(adopted.params), number)
+    for name, value in adopted.attrs.items():
+        fixed.set_user_attr(name, value)
     try:
         config = configure(space, fixed)
     except ValueError as error:

@@ -43,7 +43,7 @@ def quiet(level: int = optuna.logging.WARNING) -> Iterator[None]:
 class _Storage(InMemoryStorage):
     """A storage in which trials can be replaced and removed, unlike in Optuna's own.
 
-    A sampler's notes on the study are kept in the user's study, which outlives this one.
+    What samplers and spaces note on the study is kept in the user's study, which outlives this one.
     """
 
     def __init__(self, theirs: optuna.Study) -> None:
@@ -61,6 +61,14 @@ class _Storage(InMemoryStorage):
         if ":parent:" in key:
             return  # evolutionary samplers note parents, which may be hidden at the next draw
         self.theirs._storage.set_study_system_attr(study_id, key, value)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """Return the user attributes of the user's study."""
+        return self.theirs._storage.get_study_user_attrs(self.theirs._study_id)
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Set a user attribute of the user's study."""
+        self.theirs._storage.set_study_user_attr(self.theirs._study_id, key, value)
 
     def put(self, trial: FrozenTrial) -> None:
         """Replace the trial with this number."""

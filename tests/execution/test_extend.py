@@ -135,7 +135,8 @@ def test_another_day_it_goes_on_again_and_again(
     home = f"sqlite:///{tmp_path / 'study.db'}" if storage == "sqlite" else None
     begin(flow, study=interrupted.open_study(home))
     for n_trials in (1, 2):
-        run = dagsel.load(run_dir, workload=workload(), space=space)
+        study = interrupted.open_study(home)  # with the sampler
+        run = dagsel.load(run_dir, workload=workload(), space=space, study=study)
         n_before, most = len(run.record.trials), max(len(t.epochs) for t in ranked(run.record))
         best = run.best_value
         run = run.extend(client, n_trials=n_trials, max_epochs=most + 1)
@@ -171,6 +172,7 @@ def test_a_driver_that_is_killed_as_it_extends_is_resumed(
     given: dict[str, Any] = {"workload": workload(), "space": space}
     with pytest.raises(RunDirError, match=r"has not ended.*dagsel.resume\(.*run"):
         dagsel.load(run_dir, **given).extend(client, n_trials=1)
+    given["study"] = interrupted.open_study(storage)
     with (
         contextlib.suppress(KeyboardInterrupt),
         stopping_after(chance.randint(5, 30), interrupt),
@@ -358,10 +360,54 @@ def test_a_run_that_another_driver_has_or_that_was_given_up_is_refused(
 def test_a_pruner_that_no_json_holds_is_given_again(begin: Optimize, client: Client) -> None:
     flow = OptunaPruner(2, 3, pruner=optuna.pruners.ThresholdPruner(lower=-math.inf))
     run = begin(flow, top_k=3)
-    with pytest.raises(SearchError, match="give the run's with flow="):
-        run.extend(client, n_trials=1)
-    more = run.extend(client, n_trials=1, max_epochs=3, flow=flow)
+    opened = dagsel.load(run.run_dir, workload=workload(), space=space)
+    with pytest.raises(SearchError, match="cannot hold this OptunaPruner.*with flow="):
+        opened.extend(client, n_trials=1)
+    more = run.extend(client, n_trials=1, max_epochs=3)  # here it is known
     assert {len(trial.epochs) for trial in more.record.trials.values()} == {3}
+    opened = dagsel.load(run.run_dir, workload=workload(), space=space)
+    more = opened.extend(client, n_trials=1, flow=flow)
+    assert len(more.record.trials) == 5
+
+
+def test_a_trial_trains_on_with_what_it_was_enqueued_with(
+    optimize: Optimize, digits: ShardedDataset, client: Client, run_dir: str
+) -> None:
+    def boosted(trial: optuna.Trial) -> dict[str, Any]:
+        return space(trial) | {"boost": trial.user_attrs.get("boost", 0)}
+
+    study = optuna.create_study(direction="maximize")
+    study.enqueue_trial({}, user_attrs={"boost": 5, "no form in JSON": object()})
+    parts: dict[str, Any] = {"workload": workload(), "data": digits, "client": client}
+    run = optimize(RandomSearch(2, 3), study=study, space=boosted, **parts)
+    more = run.extend(client, max_epochs=4)
+    assert more.record.trials[0].config["boost"] == 5
+    for again in (
+        dagsel.load(run_dir, space=boosted),
+        dagsel.resume(run_dir, client, workload=workload(), space=boosted, study=study),
+    ):
+        assert again.record.trials[0].config == run.record.trials[0].config
+    check(client, more)
+
+
+def test_a_run_does_not_go_on_with_another_pruner(
+    begin: Optimize, client: Client, run_dir: str, tmp_path: Path
+) -> None:
+    home = f"sqlite:///{tmp_path / 'study.db'}"
+    pruner = optuna.pruners.ThresholdPruner(lower=-math.inf)
+    study = optuna.create_study(study_name="s", storage=home, pruner=pruner, direction="maximize")
+    with pytest.raises(KeyboardInterrupt), stopping_after(20, interrupt):
+        begin(OptunaPruner(2, 3), study=study)
+    parts: dict[str, Any] = {"workload": workload(), "space": space}
+    with pytest.raises(SearchError, match=r"was ThresholdPruner\(\), and is MedianPruner"):
+        dagsel.resume(run_dir, client, **parts)
+    study = optuna.load_study(study_name="s", storage=home, pruner=pruner)
+    assert dagsel.resume(run_dir, client, study=study, **parts).record.finished
+    run = dagsel.load(run_dir, **parts)
+    with pytest.raises(SearchError, match="storages keep no pruner"):
+        run.extend(client, n_trials=1)
+    run = dagsel.load(run_dir, study=study, **parts)
+    assert len(run.extend(client, n_trials=1).record.trials) == 4
 
 
 def test_callbacks_and_a_cluster_of_its_own(begin: Optimize) -> None:

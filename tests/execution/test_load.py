@@ -66,6 +66,19 @@ def test_a_run_that_has_ended_is_opened_as_it_was(
         dagsel.load(tmp_path / "nowhere")
 
 
+def test_a_study_that_was_in_memory_is_filled_by_the_space(search: Optimize, run_dir: str) -> None:
+    run = search()
+    before = files(run_dir)
+    seen = dagsel.load(run_dir, space=space)
+    told = [(t.number, t.state, t.value, t.params) for t in run.study.trials]
+    assert [(t.number, t.state, t.value, t.params) for t in seen.study.trials] == told
+    assert seen.plot.parallel().data
+    assert files(run_dir) == before
+    for figure in ("parallel", "importance"):
+        with pytest.raises(SearchError, match=r"the study, which is empty.*load\(run_dir, space="):
+            getattr(dagsel.load(run_dir).plot, figure)()
+
+
 @pytest.mark.parametrize("n_steps", [6, 14, 22])
 def test_a_run_that_was_interrupted_is_opened_as_far_as_it_came(
     n_steps: int, search: Optimize, client: Client, run_dir: str

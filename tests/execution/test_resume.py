@@ -197,21 +197,21 @@ def test_a_driver_that_is_killed_costs_no_more_than_the_units_in_flight(
         contextlib.suppress(KeyboardInterrupt),
         stopping_after(chance.randint(5, 30), interrupt),
     ):
-        go_on(client, run_dir)
-    check(client, go_on(client, run_dir), flow)
+        go_on(client, run_dir, study=interrupted.open_study(storage))
+    check(client, go_on(client, run_dir, study=interrupted.open_study(storage)), flow)
 
 
 @pytest.mark.parametrize("storage", ["sqlite", "journal", "memory"])
 def test_a_search_that_is_interrupted_again_and_again_goes_on_with_its_study(
     storage: str, begin: Optimize, client: Client, run_dir: str, tmp_path: Path
 ) -> None:
-    place = {
+    place: Any = {
         "sqlite": f"sqlite:///{tmp_path / 'study.db'}",
         "journal": JournalStorage(JournalFileBackend(str(tmp_path / "study.log"))),
         "memory": None,
     }[storage]
     with pytest.raises(KeyboardInterrupt), stopping_after(20, interrupt):
-        begin("asha", study=interrupted.open_study(place))
+        begin("asha", study=optuna.create_study(storage=place, direction="maximize"))
     for n_steps in (5, 8):
         with pytest.raises(KeyboardInterrupt), stopping_after(n_steps, interrupt):
             go_on(client, run_dir)
@@ -341,7 +341,7 @@ def test_bad_input_is_refused_and_touches_nothing(name: str, halted: Path, clien
     changes, kind, text = BAD_INPUT[name]
     before = files(halted)
     with pytest.raises(kind, match=text):
-        go_on(client, str(halted), **changes)
+        go_on(client, str(halted), **{"study": interrupted.open_study(None), **changes})
     assert files(halted) == before
 
 

@@ -138,6 +138,20 @@ def test_a_trial_is_worth_its_best_state_or_its_last_one(
         assert found == one.worth(keep, lambda value: loss_of(direction, value))
 
 
+def test_a_parameter_called_as_a_column_hides_none() -> None:
+    record = Record("run", N_SHARDS, "minimize", "best")
+    params = {0: {"trial": 50, "epoch": 51, "f1": 52, "state": 53, "x": 54}}
+    add = [
+        turn(Asked((0,)), Train(0, 1), params=params),
+        turn(Reported(0, 1, 0.5, {"f1": 0.5}, 1.0)),
+    ]
+    for entry in add:
+        record.add(entry)
+    (row,) = tables.leaderboard(record, "f1").to_dict("records")
+    assert (row["trial"], row["f1"], row["epoch"], row["state"]) == (0, 0.5, 1, "running")
+    assert (row["param_trial"], row["param_f1"], row["x"]) == (50, 52, 54)
+
+
 TIED = [("epoch", 0, 0.1), ("epoch", 1, 0.1), ("clone", 0, 0.0)]
 OWN_AGAIN = [*TIED, ("epoch", 0, -0.1), ("epoch", 2, -0.1)]
 LOST_AFTER = [*TIED, ("rest", 0, 0.1), ("lose", 0, 0.0)]

@@ -186,7 +186,7 @@ def test_a_wrapper_without_its_flow_is_refused(config: Any) -> None:
 
 def test_only_a_flow_is_made() -> None:
     settings = replace(SETTINGS, flow="Range", flow_config={"low": 0.0, "high": 1.0})
-    with pytest.raises(SearchError, match="cannot hold a Range"):
+    with pytest.raises(SearchError, match="cannot hold this Range"):
         settings.make_flow(None)
 
 

@@ -169,6 +169,23 @@ def test_a_sampler_that_would_stop_the_study_does_not_break_the_run(sampler: Any
     assert {trial.state for trial in driver.study.trials} == {TrialState.COMPLETE}
 
 
+def test_a_point_that_was_drawn_and_never_trained_is_drawn_again() -> None:
+    """A search that is stopped leaves trials that have not begun."""
+    study = make_study()
+    finite = lambda trial: {"n": trial.suggest_int("n", 1, 3)}  # noqa: E731
+    first = StudyDriver(study, finite, "loss")
+    first.ask(2, "study")
+    first.report(0, 1, 0.5)
+    for number in (0, 1):
+        first.prune(number)
+    second = StudyDriver(study, finite, "loss")
+    configs, is_exhausted = second.ask(3, "study")
+    assert is_exhausted
+    assert len(configs) == 2
+    points = [trial.params["n"] for trial in study.trials]
+    assert sorted(points) == sorted([1, 2, 3, points[1]])
+
+
 def test_a_grid_of_the_studys_sampler_ends_with_its_last_point() -> None:
     """Optuna's begins anew then, and draws a point of the grid for the second time."""
     grid = GridSampler({"n": [0, 33, 99], "x": [0.25, 0.5]}, seed=0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from distributed import Client
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dagsel
+from dagsel.errors import SearchError
 from dagsel.flows import Grid, RandomSearch, SamplerSearch
+from dagsel.study import StudyDriver
 from dagsel.study.labels import labels
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
@@ -87,6 +90,42 @@ def test_a_search_draws_them_and_its_tables_name_them(
     configs = {number: trial.config for number, trial in run.record.trials.items()}
     assert {number: trial.config for number, trial in again.record.trials.items()} == configs
     assert again.study.best_trial.params == study.best_trial.params
+
+
+LAYERS: list[Any] = [(8,), (8, 8)]
+
+
+def by_a_grid() -> optuna.samplers.BaseSampler:
+    return optuna.samplers.GridSampler({"layers": LAYERS})
+
+
+def fixed_in_part() -> optuna.samplers.BaseSampler:
+    return optuna.samplers.PartialFixedSampler(
+        {"layers": LAYERS[1]}, optuna.samplers.RandomSampler()
+    )
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.filterwarnings("ignore:layers contains:UserWarning")
+@pytest.mark.parametrize("make", [by_a_grid, fixed_in_part])
+def test_a_sampler_with_choices_of_its_own_is_told_their_names(make: Any) -> None:
+    study = optuna.create_study(sampler=make())
+    layers = lambda trial: {"n": trial.suggest_categorical("layers", LAYERS)}  # noqa: E731
+    told = r"none of the names '\(8,\)', '\(8, 8\)' .*give it these names"
+    with pytest.raises(SearchError, match=told):
+        StudyDriver(study, layers, "loss").ask(2, "study")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    study = optuna.create_study()
+    study.enqueue_trial({"width": 32})
+    space = lambda trial: {"w": trial.suggest_categorical("width", np.array([16, 32]))}  # noqa: E731
+    driver = StudyDriver(study, space, "loss")
+    configs, _ = driver.ask(4, "study")
+    assert {type(config["w"]) for config in configs.values()} == {np.int64}
+    assert {driver.params(number)["width"] for number in configs} == {16, 32}
+    assert driver.params(0)["width"] == 32
+    assert all(type(driver.params(number)["width"]) is int for number in configs)
 
 
 @pytest.mark.parametrize("draw", [space, all_of_it])

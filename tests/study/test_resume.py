@@ -46,7 +46,8 @@ class Search:
         configs, _ = self.driver.ask(n, self.sampling)
         self.configs |= configs
         for number in configs:
-            self.journal[number] = Adopted(self.driver.params(number))
+            about = self.driver.params(number), self.driver.attrs(number)
+            self.journal[number] = Adopted(about[0], attrs=about[1])
 
     def step(self, *, enqueue: bool = False) -> None:
         """Draw one, let each live trial report, and end those whose time has come."""
@@ -240,6 +241,24 @@ def test_after_an_end_that_was_told_a_new_trial_stands_for_the_old(
     assert [trial.value for trial in study.trials[-2:]] == [0.125] * 2
     search.ask(1)
     assert max(search.configs) == 13
+
+
+def boosted(trial: optuna.Trial) -> dict[str, Any]:
+    boost = trial.user_attrs.get("boost", 0)
+    return {"lr": trial.suggest_float("lr", 0.0, 1.0), "boost": boost, "of": trial.study.study_name}
+
+
+def test_a_space_finds_again_what_a_trial_was_enqueued_with(
+    open_storage: Callable[[], Any],
+) -> None:
+    study = make_study(open_storage())
+    study.enqueue_trial({"lr": 0.4}, user_attrs={"boost": 5})
+    search = Search(StudyDriver(study, boosted, "loss", seed=1))
+    search.ask(2)
+    assert [config["boost"] for config in search.configs.values()] == [5, 0]
+    again = make_study(open_storage())
+    search.again(again)  # the configurations are equal
+    assert [trial.user_attrs.get("boost") for trial in again.trials] == [5, None]
 
 
 def test_a_lost_study_is_filled_at_the_same_numbers() -> None:

@@ -182,6 +182,65 @@ def test_the_grid_leaves_out_what_was_enqueued() -> None:
     assert multiset([first, *rest]) == multiset(points)
 
 
+def test_a_space_reads_and_writes_the_attributes_of_its_study() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        top = trial.study.user_attrs.get("most", 99)
+        trial.study.set_user_attr("last", trial.number)
+        return {"n": trial.suggest_int("n", 1, top)}
+
+    study = make_study()
+    study.set_user_attr("most", 3)
+    seen = list[Any]()
+    driver = StudyDriver(study, space, "accuracy")
+    driver.validate(grid=False, check=seen.append)
+    configs, _ = driver.ask(3, "random")
+    assert max(config["n"] for config in [*seen, *configs.values()]) <= 3
+    assert study.user_attrs["last"] == 2
+
+
+def test_an_enqueued_trial_that_the_space_rejects_is_pruned_and_others_are_drawn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        n = trial.suggest_int("n", 1, 9)
+        if n > 5:
+            raise optuna.TrialPruned(f"{n} is too many")
+        return {"n": n}
+
+    study = make_study()
+    for n in (7, 2):
+        study.enqueue_trial({"n": n})
+    driver = StudyDriver(study, space, "accuracy")
+    configs, _ = driver.ask(3, "random")
+    assert [*configs] == [1, 2, 3]
+    assert configs[1] == {"n": 2}
+    assert study.trials[0].state == TrialState.PRUNED
+    assert "7 is too many" in study.trials[0].user_attrs["dagsel:reason"]
+    assert "trial 0 was enqueued, and is not trained" in caplog.text
+
+
+def test_an_enqueued_trial_that_cannot_be_is_told_with_its_reason() -> None:
+    study = make_study()
+    study.enqueue_trial({"s": "c"})
+    driver = StudyDriver(study, lambda t: {"s": t.suggest_categorical("s", ["a", "b"])}, "loss")
+    with pytest.raises(SearchError, match="was enqueued with .*'c'.*cannot suggest"):
+        driver.ask(1, "random")
+    assert study.trials[0].state == TrialState.FAIL
+    assert "'c' not in" in study.trials[0].user_attrs["dagsel:reason"]
+
+
+def test_what_a_space_raises_is_told_with_its_parameters() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"n": trial.suggest_int("n", 4, 4) / 0}
+
+    driver = StudyDriver(make_study(), space, "loss")
+    with pytest.raises(ZeroDivisionError) as raised:
+        driver.ask(1, "random")
+    (note,) = raised.value.__notes__
+    assert "the space raised it for {'n': 4}" in note
+    assert "optuna.TrialPruned" in note
+
+
 # ---- Who draws, and what is left behind.
 
 

@@ -115,9 +115,14 @@ class Plots:
         ----------
         params
             Which parameters; None for all.
+
+        Raises
+        ------
+        SearchError
+            If the study is empty, as one that was in memory is after `dagsel.load`.
         """
         plotly()
-        return parallel_plot(self.study, self._names(params), self.metric)
+        return parallel_plot(self._filled, self._names(params), self.metric)
 
     def importance(self, params: Sequence[str] | None = None) -> Figure:
         """Draw how much each parameter matters for the metric, as Optuna estimates it.
@@ -130,10 +135,20 @@ class Plots:
         Raises
         ------
         SearchError
-            If the study has fewer than two trials that are complete, or they do not differ.
+            If the study is empty, has fewer than two trials that are complete, or they do not
+            differ.
         """
         plotly()
-        return importance_plot(self.study, self._names(params), self.metric)
+        return importance_plot(self._filled, self._names(params), self.metric)
+
+    @property
+    def _filled(self) -> Study:
+        if self.record.trials and not self.study.get_trials(deepcopy=False):
+            raise SearchError(
+                "this figure is drawn from the study, which is empty here: it was in memory, or "
+                "cannot be opened; open the run with its space: dagsel.load(run_dir, space=...)"
+            )
+        return self.study
 
     def _names(self, params: Any) -> list[str] | None:
         if params is None:
