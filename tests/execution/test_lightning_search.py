@@ -105,7 +105,8 @@ def test_a_search_is_exact_and_a_replay_and_a_resumed_run_equal_it(
     monkeypatch.setattr(interrupted, "STEPS", [(Journal, "append")])
     with pytest.raises(KeyboardInterrupt), interrupted.stopping_after(50, interrupted.interrupt):
         search(run_dir=f"{run_dir}-stopped", name="stopped")
-    resumed = dagsel.resume(f"{run_dir}-stopped", client, **parts)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(), direction="maximize")
+    resumed = dagsel.resume(f"{run_dir}-stopped", client, study=study, **parts)
     assert len(resumed.record.sessions) == 2
     late = numbers(resumed)
     both = late.keys() & found.keys()

@@ -42,8 +42,9 @@ def begin(optimize: Optimize, client: Client) -> Optimize:
     return call
 
 
-def go_on(client: Client, run_dir: str) -> dagsel.Run:
-    return dagsel.resume(run_dir, client, workload=twofold(), space=space)
+def go_on(client: Client, run_dir: str, home: str | None) -> dagsel.Run:
+    study = open_several(home)
+    return dagsel.resume(run_dir, client, workload=twofold(), space=space, study=study)
 
 
 def brute_front(run: dagsel.Run) -> set[int]:
@@ -142,8 +143,8 @@ def test_a_driver_that_is_killed_costs_nothing_of_the_front(
     assert driver.returncode == -signal.SIGKILL, driver.stderr
     steps = chance.randint(5, 30)
     with contextlib.suppress(KeyboardInterrupt), stopping_after(steps, interrupt):
-        go_on(client, run_dir)
-    check(client, go_on(client, run_dir), flow)
+        go_on(client, run_dir, storage)
+    check(client, go_on(client, run_dir, storage), flow)
 
 
 def test_a_study_in_memory_is_filled_again_with_lists_of_values(
@@ -151,7 +152,7 @@ def test_a_study_in_memory_is_filled_again_with_lists_of_values(
 ) -> None:
     with pytest.raises(KeyboardInterrupt), stopping_after(30, interrupt):
         begin("nsga-ii")
-    check(client, go_on(client, run_dir), "nsga-ii")
+    check(client, go_on(client, run_dir, None), "nsga-ii")
 
 
 def test_a_run_that_is_given_up_tells_the_study_and_keeps_its_front(

@@ -84,9 +84,9 @@ def test_a_flow_that_is_not_dagsels_must_be_given() -> None:
     assert settings.flow == f"{__name__}.Mine"
     assert settings.make_flow(mine) == mine
     for name in (settings.flow, "os.system", "flow_name"):
-        with pytest.raises(SearchError, match="give the run's with flow="):
+        with pytest.raises(SearchError, match="give the same one with flow="):
             replace(settings, flow=name).make_flow(None)
-    with pytest.raises(SearchError, match="give the run's with flow="):
+    with pytest.raises(SearchError, match="give the same one with flow="):
         replace(settings, flow="Grid", flow_config=None).make_flow(None)
 
 
