@@ -388,7 +388,8 @@ class Session:
             if is_over:
                 drop_states(self.record, self.folder)
             elif journal.has_entries and self.visits is None and not is_lost:
-                resume = f"dagsel.resume({self.folder.url!r}, workload=..., space=...)"
+                more = "" if self.settings.holds_flow else ", flow=..."
+                resume = f"dagsel.resume({self.folder.url!r}, workload=..., space=...{more})"
                 kept = f"the run is kept: go on with  {self.again or resume}"
                 if isinstance(error, DagselError) and len(error.args) == 1:
                     error.args = (f"{error}; {kept}",)

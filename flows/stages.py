@@ -385,6 +385,7 @@ class StagedSearch(BudgetedFlow):
             for trial in members[n:]:
                 value = state.context.loss(state.trials[trial].loss)
                 told = f"{value:.6g}" if math.isfinite(value) else "no finite, feasible value"
+                told = told if state.trials[trial].has_value else "not scored in time, it"
                 if not state.trials[trial].is_done:
                     decisions.append(Stop(trial, f"stage {state.stage + 1}: {told} {place}"))
         state.stage += 1

@@ -9,6 +9,7 @@ from typing import Any
 from dagsel.checks import shown
 from dagsel.errors import SearchError
 from dagsel.flow import (
+    DECISIONS,
     Add,
     Ask,
     Asked,
@@ -159,12 +160,17 @@ class Steered(Wrapper):
         """Return the answer of the inner search; raise a `SearchError` if it is no list."""
         is_list = isinstance(decisions, list | tuple)
         wrong = [it for it in decisions if not isinstance(it, Decision)] if is_list else [decisions]
+        call = f"handle({type(to).__name__})" if isinstance(to, Event) else f"{to}(context)"
+        asked = f"{type(self.flow).__name__}.{call}"
         if not wrong:
             answer: Sequence[Decision] = decisions
+            is_own = type(self.flow).__module__.startswith("dagsel.")
+            for it in () if is_own else answer:
+                if why := _why_wrong(it):
+                    raise SearchError(f"{asked} returns {it!r}, which cannot be decided: {why}")
             return answer
-        call = f"handle({type(to).__name__})" if isinstance(to, Event) else f"{to}(context)"
         raise SearchError(
-            f"{type(self.flow).__name__}.{call} must return a list of decisions, such as "
+            f"{asked} must return a list of decisions, such as "
             f"[Train(trial, epochs)], [Finish()] or [], got {shown(wrong[0])}"
             f"{' in it' if is_list else ''}"
         )
@@ -181,3 +187,12 @@ class Steered(Wrapper):
     @property
     def _has_trials(self) -> bool:
         return bool(self.own.epochs) or any(self.own.awaited)
+
+
+def _why_wrong(decision: Decision) -> str:
+    try:
+        DECISIONS.decode(DECISIONS.encode(decision))
+    except ValueError as error:
+        return str(error)
+    takes_away = isinstance(decision, Train) and decision.epochs < 0
+    return "epochs are 0 or more" if takes_away else ""

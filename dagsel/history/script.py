@@ -30,7 +30,7 @@ from dagsel.messages import ENTRIES, Turn
 
 
 def differences(then: Record, now: Record) -> list[str]:
-    """Say in which epochs a run that was repeated has other results."""
+    """Say in what a run that was repeated has other results."""
     return [
         difference
         for trial in then.trials.values()

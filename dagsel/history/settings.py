@@ -149,6 +149,11 @@ class Settings:
         self.check_workload(describe(workload))
         return workload
 
+    @property
+    def holds_flow(self) -> bool:
+        """Whether the search procedure can be made from its name and numbers."""
+        return self.flow_config is not None and self.flow in _own_flows()
+
     def make_flow(self, given: Flow | None, url: str = "run_dir") -> Flow:
         """Return the search procedure in its initial state: a fresh one of the user's, if given.
 

@@ -379,8 +379,14 @@ class TrialRecord:
                 self.tallies[epoch] = tally
 
     def differences(self, other: TrialRecord | None) -> list[str]:
-        """List the epochs in which this trial has other results in a repeated run."""
+        """List in what this trial has other results in a repeated run."""
         found = []
+        value = None if other is None else other.value
+        if self.kept is not None and self.kept.place.is_partial and value != self.value:
+            found.append(
+                f"trial {self.number}: worth {self.value} then, in the middle of an epoch, where "
+                f"nothing is repeated, and {value} now"
+            )
         for then, now in zip_longest(self.epochs, [] if other is None else other.epochs):
             name = f"trial {self.number}, epoch {(then or now).epoch}"
             if then is None or now is None:

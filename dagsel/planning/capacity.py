@@ -50,7 +50,8 @@ class ClusterCapacity:
         and more only if the starts of all that are to come take no more than `STARTUP_SHARE` of it.
         Starts never take more than half of it, and none begins that would take half of the time.
         How long a start takes on a machine that is busy shows when the first ones have come: until
-        then no more are asked for.
+        then no more are asked for. Without a deadline no number is in time, and all come at once
+        whose starts take no more than that share.
 
         Parameters
         ----------
@@ -64,13 +65,15 @@ class ClusterCapacity:
         >>> cluster = ClusterCapacity(most_workers=16, startup_s=3.0)
         >>> cluster.affordable(60.0, 120.0), cluster.affordable(57.0, 114.0, n_there=2)
         (2, 5)
+        >>> cluster.affordable(math.inf, 120.0), cluster.affordable(math.inf, 1e4)
+        (4, 16)
         """
         most = self.most_in_nodes
         if not self.startup_s or math.isinf(worker_seconds):
             return most
         in_time = math.ceil(worker_seconds / seconds)
         n_cheap = int(STARTUP_SHARE * worker_seconds / self.startup_s)
-        cheap = n_there + n_cheap if n_there else 1
+        cheap = n_there + n_cheap if n_there or math.isinf(seconds) else 1
         is_late = seconds < 2 * self.startup_s  # they would train for less than they take to come
         node_s = self.node_size * self.startup_s
         paid = 0 if is_late else int(worker_seconds / 2 / node_s) * self.node_size

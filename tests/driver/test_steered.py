@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -27,6 +27,7 @@ from dagsel.flow import (
     Flow,
     Reported,
     Stop,
+    Train,
     TrialFailed,
     load_state,
     save_state,
@@ -194,3 +195,23 @@ def test_an_answer_that_is_no_list_of_decisions_is_named(answer: Any, told: str)
         name = type(event).__name__
         with pytest.raises(SearchError, match=rf"^Mine\.handle\({name}\) {words}.*{told}$"):
             flow.handle(event)
+
+
+@pytest.mark.parametrize(
+    ("decision", "told"),
+    [
+        (Train(0, cast(Any, 1.5)), r"epochs=1\.5.*decided: expected int, got 1\.5"),
+        (Train(0, -1), "epochs=-1.*: epochs are 0 or more"),
+        (Stop(0, "late", cast(Any, "great")), "'great'.*: expected .*'complete', 'pruned'"),
+        (Stop(0, cast(Any, None)), "expected str, got None"),
+    ],
+)
+def test_a_decision_that_cannot_be_is_named_with_who_made_it(decision: Any, told: str) -> None:
+    class Mine(Wrapper):
+        def handle(self, event: Event) -> Any:
+            return [decision]
+
+    flow = Steered(Mine(RandomSearch(max_epochs=1, n_trials=1)))
+    flow.start(Context(n_workers=2))
+    with pytest.raises(SearchError, match=rf"^Mine\.handle\(Asked\) returns .*{told}"):
+        flow.handle(Asked((0,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -315,6 +316,11 @@ def test_optimus_begins_no_job_with_a_single_node_where_there_are_two() -> None:
         (3, [Train(0, 8, gang=3)]),
     ]:
         assert begun(Optimus(JobQueue(), speeds), WIDE, WIDE, n_workers=n_nodes) == trains
+
+
+def test_a_profile_stands_for_its_scaling() -> None:
+    measured = cast(Any, SimpleNamespace(scaling=SCALING["narrow"]))
+    assert Marble(JobQueue(), {"vgg": measured}).scaling == {"vgg": SCALING["narrow"]}
 
 
 @pytest.mark.parametrize(

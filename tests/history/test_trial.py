@@ -49,6 +49,17 @@ def test_a_unit_that_ends_leaves_no_share_of_its_pieces() -> None:
     assert record.trained_s == 4.0
 
 
+def test_a_value_of_the_middle_of_an_epoch_that_is_not_repeated_is_told() -> None:
+    then, now = trial(), trial()
+    then.kept = Scored((0.95,), 0.5, StatePlace(1, 0, is_partial=True))
+    (told,) = then.differences(now)
+    assert told.startswith("trial 0: worth 0.95 then, in the middle of an epoch")
+    now.kept = then.kept
+    assert then.differences(now) == []
+    then.kept = Scored((0.95,), 1.0, StatePlace(1, 3))
+    assert then.differences(trial()) == []  # of an epoch its metrics tell
+
+
 def test_a_kept_state_is_in_its_own_place_until_its_trial_is_trained_on() -> None:
     record = trial()
     scored = record.rest(
