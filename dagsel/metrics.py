@@ -17,8 +17,10 @@ own look like this::
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Literal, Protocol, overload
 
 import numpy as np
@@ -149,7 +151,8 @@ def binary_accuracy(output: Any, target: Any) -> Any:
     Parameters
     ----------
     output
-        Logits, of the shape of `target` or with one more dimension of size 1 at the end.
+        Logits, no probabilities; of the shape of `target`, or with one more axis of size 1 at the
+        end.
     target
         0 or 1, shape ``(n, ...)``.
 
@@ -332,7 +335,7 @@ def auroc(output: Any, target: Any) -> float:
     Parameters
     ----------
     output
-        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``.
+        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``; or probabilities of the classes.
     target
         Classes, shape ``(n,)``: 0 or 1, or the column of the logit.
 
@@ -359,8 +362,10 @@ def auroc(output: Any, target: Any) -> float:
         return _area(scores[:, 0], classes == 1, 1)
     if scores.shape[1] == 2:
         return _area(scores[:, 1] - scores[:, 0], classes == 1, 1)
-    shares = np.exp(scores - scores.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
+    shares = scores
+    if (scores < 0).any() or not np.allclose(scores.sum(1), 1, atol=0.01):  # no probabilities yet
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
     areas = [_area(shares[:, k], classes == k, k) for k in range(scores.shape[1])]
     return float(np.mean(areas))
 
@@ -390,8 +395,8 @@ def f1(output: Any, target: Any) -> float:
     Parameters
     ----------
     output
-        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``; or classes, as an estimator
-        predicts them: whole numbers or text, of the shape of `target`.
+        Scores, shape ``(n, n_classes)``; logits, no probabilities, shape ``(n,)`` or ``(n, 1)``; or
+        classes, as an estimator predicts them: whole numbers or text, of the shape of `target`.
     target
         Classes, shape ``(n,)``: of logits 0 or 1, or the column.
 
@@ -413,6 +418,9 @@ def f1(output: Any, target: Any) -> float:
         if np.isnan(scores).any():
             return math.nan
         n_classes = scores.shape[1]
+        is_share = n_classes == 1 and ((scores >= 0) & (scores <= 1)).all()
+        if is_share and (scores % 1).any():
+            _say_all_are_one()
         predicted = (scores[:, 0] > 0).astype(np.int64) if n_classes == 1 else scores.argmax(1)
         labels = [1] if n_classes <= 2 else range(n_classes)
     found = []
@@ -421,6 +429,14 @@ def f1(output: Any, target: Any) -> float:
         n_both = (predicted == label).sum() + (classes == label).sum()
         found.append(2 * is_right / n_both if n_both else 0.0)
     return float(np.mean(found))
+
+
+@cache
+def _say_all_are_one() -> None:
+    logging.getLogger("dagsel").warning(
+        "f1 takes logits, of which those above 0 say class 1, and all outputs are from 0 to 1, as "
+        "those of a sigmoid: let the model return logits, without its last sigmoid"
+    )
 
 
 @over_set(direction="maximize")

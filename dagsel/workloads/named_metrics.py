@@ -25,13 +25,14 @@ def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
 
 
 @short_traceback
-def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
+def metric_functions(metrics: Any, loss: Any = None) -> dict[str, Callable[[Any, Any], Any]]:
     """Return metrics by name; names of dagsel's own, and functions with a name, will do.
 
     Raises
     ------
     WorkloadError
-        If one is no function, or dagsel has none of that name.
+        If one is no function, or dagsel has none of that name. If one takes logits, and `loss` is
+        one of PyTorch's that takes probabilities.
 
     Examples
     --------
@@ -65,6 +66,7 @@ def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
         if not (accumulates(function) or takes(function, 2)):
             raise _no_metric(function)
         check_pooled(name, function)
+        _check_logits(name, function, loss)
     return named
 
 
@@ -126,6 +128,26 @@ def _check_order_of_arguments(name: str, function: Any) -> None:
         f"{theirs}(target, output){better})}}, with output.argmax(1) where the output has "
         "a score for each class"
     )
+
+
+#: Losses of PyTorch whose outputs are probabilities.
+_OF_PROBABILITIES = frozenset({"BCELoss", "binary_cross_entropy"})
+
+
+def _check_logits(name: str, function: Any, loss: Any) -> None:
+    """Raise a `WorkloadError` for a metric that compares logits with 0 beside such a loss."""
+    if function not in (dagsel.metrics.f1, dagsel.metrics.binary_accuracy):
+        return
+    while isinstance(loss, partial):
+        loss = loss.func
+    theirs = getattr(loss, "__name__", type(loss).__name__)
+    is_torchs = str(getattr(loss, "__module__", "")).startswith("torch.nn.")
+    if is_torchs and theirs in _OF_PROBABILITIES:
+        raise WorkloadError(
+            f"metric {name!r} takes logits, of which those above 0 say class 1, and {theirs} takes "
+            "probabilities, which all are: let the model return logits, without its last sigmoid, "
+            "and write loss=torch.nn.functional.binary_cross_entropy_with_logits"
+        )
 
 
 def _name(function: Any) -> str:

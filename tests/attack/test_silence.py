@@ -27,7 +27,7 @@ from dagsel.errors import (
 )
 from dagsel.execution.cluster import check_cluster
 from dagsel.flows import ASHA, OptunaPruner, RandomSearch, SamplerSearch
-from dagsel.metrics import accuracy, over_set
+from dagsel.metrics import _say_all_are_one, accuracy, f1, over_set
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Folder
@@ -78,6 +78,30 @@ def test_metrics_of_scikit_learn_that_are_the_same_either_way_are_taken() -> Non
         assert metric_functions({"mine": function}) == {"mine": function}
         target, output = np.array([0, 1, 1, 1]), np.array([1, 1, 0, 1])
         assert function(target, output) == function(output, target)
+
+
+@pytest.mark.parametrize("metric", ["f1", "binary_accuracy"])
+def test_metrics_of_logits_beside_a_loss_of_probabilities_are_refused(metric: str) -> None:
+    plain = torch.nn.functional.binary_cross_entropy
+    loss: Any
+    for loss in (plain, torch.nn.BCELoss(), partial(plain, reduction="mean")):
+        with pytest.raises(WorkloadError, match=f"'{metric}' takes logits.*_with_logits"):
+            metric_functions({metric: metric}, loss)
+        assert metric_functions(["auroc"], loss)
+    for loss in (torch.nn.BCEWithLogitsLoss(), lambda output, target: plain(output, target), None):
+        assert metric_functions([metric], loss)
+
+
+def test_f1_says_once_that_probabilities_are_no_logits(caplog: pytest.LogCaptureFixture) -> None:
+    _say_all_are_one.cache_clear()
+    target = np.array([0, 1, 1, 1])
+    for innocent in ([0.0, 1.0, 1.0, 0.0], [-0.1, 0.9, 0.1, 0.7], [0.1, 0.9, 0.1, 1.7]):
+        f1(np.array(innocent), target)
+    assert caplog.text == ""
+    for _ in range(2):
+        f1(np.array([0.0, 0.9, 0.1, 1.0]), target)
+    (said,) = caplog.messages
+    assert "let the model return logits" in said
 
 
 def test_the_names_that_others_give_metrics_lead_to_dagsels() -> None:

@@ -72,6 +72,8 @@ def test_dagsels_own_are_those_of_scikit_learn(
         wanted = sk.roc_auc_score(target, shares, multi_class="ovr")
         average = "macro"
     assert found["auroc"] == pytest.approx(wanted, abs=1e-12)
+    of_shares = pooled({"auroc": auroc}, cut(shares, target, n_shards, batch))
+    assert of_shares["auroc"] == pytest.approx(wanted, abs=1e-12)
     truth = sk.f1_score(target, output.argmax(1), average=average, zero_division=0)
     assert found["f1"] == pytest.approx(truth, abs=1e-12)
     found = pooled({"r2": r2}, cut(guess, numbers, n_shards, batch))

@@ -247,7 +247,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             raise WorkloadError("state='all' would store the base with each trial; leave it out")
         self.state = state
         self.bucket_by = bucket_by
-        self._metrics = metric_functions(metrics)
+        self._metrics = metric_functions(metrics, loss)
         if "loss" in self._metrics:
             raise WorkloadError("the metric 'loss' is always there; give yours another name")
         if lr_scheduler_interval not in ("epoch", "step"):
