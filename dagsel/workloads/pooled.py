@@ -181,6 +181,8 @@ def _accumulated(
     whole = copy.deepcopy(metric)
     whole.reset()
     for number, part in enumerate(parts):
+        if hasattr(whole, "_update_count"):  # a state that is a mean is merged by it
+            whole._update_count = number + 1
         lists, tensors = part.meta["lists"], part.tensors
         state: dict[str, Any] = {}
         for key in whole.metric_state:
@@ -198,8 +200,6 @@ def _accumulated(
             for key, value in state.items():  # the later one comes second, as it was trained
                 setattr(whole, key, value)
             whole.merge_state(earlier)
-    if hasattr(whole, "_update_count"):
-        whole._update_count = max(1, len(parts))  # else it warns that it was never updated
     return whole.compute()
 
 

@@ -128,6 +128,21 @@ def test_objects_of_torchmetrics_are_those_of_the_pooled_set(
     assert found["r2"] == pytest.approx(sk.r2_score(numbers, numbers + 1), abs=1e-9)
 
 
+@pytest.mark.parametrize("n_shards", [1, 2, 5])
+def test_an_object_with_a_state_that_is_a_mean_is_merged(n_shards: int) -> None:
+    from torchmetrics.image import PeakSignalNoiseRatio
+
+    rng = np.random.default_rng(0)
+    target = rng.random((20, 3))
+    output = target + rng.normal(scale=0.1, size=(20, 3))
+    metric = PeakSignalNoiseRatio(data_range=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = pooled({"psnr": metric}, cut(output, target, n_shards, 4), torch.from_numpy)
+    wanted = float(metric(torch.from_numpy(output), torch.from_numpy(target)))
+    assert found["psnr"] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_an_object_is_not_changed_by_what_it_is_used_for() -> None:
     from torchmetrics.classification import BinaryAUROC
 
