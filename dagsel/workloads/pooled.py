@@ -9,7 +9,7 @@ order. So the value is that of the whole set, whatever the shards and the worker
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,7 +79,7 @@ class Pool:
         for metric in self._accumulating.values():
             metric.reset()
         self._is_new = True
-        self._keeps_outputs = len(self._accumulating) < len(metrics)
+        self._of_outputs = [name for name in metrics if name not in self._accumulating]
         self._arrays: dict[str, list[NDArray[Any]]] = {}  # of outputs and targets, by their keys
         self._forms: dict[str, Form] = {}
 
@@ -91,7 +91,7 @@ class Pool:
         self._is_new = False
         for metric in self._accumulating.values():
             metric.update(output, target)
-        if self._keeps_outputs:
+        if self._of_outputs:
             for what, value in ((_OUTPUT, output), (_TARGET, target)):
                 self._forms[what], arrays = _taken_apart(what, value)
                 for key, array in arrays.items():
@@ -100,7 +100,8 @@ class Pool:
     def pack(self) -> State:
         """Return what is kept."""
         tensors = {
-            key: Tensor.from_numpy(np.concatenate(arrays)) for key, arrays in self._arrays.items()
+            key: Tensor.from_numpy(_joined(key, arrays, self._of_outputs))
+            for key, arrays in self._arrays.items()
         }
         n_pieces: dict[str, int] = {}
         for name, metric in self._accumulating.items():
@@ -161,7 +162,7 @@ def pooled_values(
             _put_together(
                 what,
                 forms[what],
-                lambda key: as_tensor(np.concatenate([array[key] for array in arrays])),
+                lambda key: as_tensor(_joined(key, [array[key] for array in arrays], functions)),
             )
             for what in (_OUTPUT, _TARGET)
         )
@@ -215,6 +216,21 @@ def _taken_apart(what: str, value: Any) -> tuple[Form, dict[str, NDArray[Any]]]:
     if isinstance(value, tuple | list):
         return len(value), {f"{what}.{at}": _array(part, what) for at, part in enumerate(value)}
     return None, {what: _array(value, what)}
+
+
+def _joined(what: str, arrays: Sequence[NDArray[Any]], metrics: Iterable[str]) -> NDArray[Any]:
+    """Return outputs or targets of several batches as one array."""
+    try:
+        return np.concatenate(arrays)
+    except ValueError:
+        shapes = {array.shape[1:]: array.shape for array in arrays}
+        found = " and ".join(map(str, [*shapes.values()][:2]))
+        raise WorkloadError(
+            f"metrics over the whole set ({', '.join(map(repr, metrics))}) need the {what} of all "
+            f"batches as one array, and it has shape {found}: give every sample a row of one "
+            "shape, as by padding to one length in a collate of your own, or take a mean over "
+            "batches or an object of torchmetrics"
+        ) from None
 
 
 def _put_together(what: str, form: Form, get: Callable[[str], Any]) -> Any:

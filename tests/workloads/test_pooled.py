@@ -211,6 +211,18 @@ def test_a_result_that_is_no_number_and_outputs_that_are_no_tensor_are_refused()
         over_set(lambda o, t: 0.0, direction="up")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("n_shards", [1, 2])
+def test_batches_that_cannot_be_joined_are_named_with_their_shapes(n_shards: int) -> None:
+    metrics = {"mine": over_set(lambda o, t: 0.0), "other": over_set(lambda o, t: 1.0)}
+    batches = [(np.ones((4, 3, 7)), np.ones(4)), (np.ones((2, 3, 9)), np.ones(2))]
+    shards = [batches] if n_shards == 1 else [[batch] for batch in batches]
+    says = r"\('mine', 'other'\) need the output .* it has shape \(4, 3, 7\) and \(2, 3, 9\): give"
+    with pytest.raises(WorkloadError, match=says):
+        pooled(metrics, shards)
+    with pytest.raises(WorkloadError, match=r"need the target\.1 of .* it has shape \(\): give"):
+        pooled(metrics, [[(np.ones(4), (np.ones(4), np.array(0.5)))]])
+
+
 @given(SETS)
 def test_outputs_and_targets_may_be_several_arrays(how: tuple[int, int, int, int]) -> None:
     seed, n, n_shards, batch = how
