@@ -9,6 +9,7 @@ order. So the value is that of the whole set, whatever the shards and the worker
 from __future__ import annotations
 
 import copy
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -204,8 +205,9 @@ def _accumulated(
     return whole.compute()
 
 
-#: How outputs or targets are made of arrays: one, so many in a tuple, or some with these names.
-Form: TypeAlias = "int | list[str] | None"
+#: How outputs or targets are made of arrays: one, so many in a tuple, some with these names, or
+#: those of a named tuple, by the name of its class and its fields.
+Form: TypeAlias = "int | list[str] | dict[str, list[str]] | None"
 
 
 def _taken_apart(what: str, value: Any) -> tuple[Form, dict[str, NDArray[Any]]]:
@@ -214,7 +216,9 @@ def _taken_apart(what: str, value: Any) -> tuple[Form, dict[str, NDArray[Any]]]:
         names = list(map(str, value))
         return names, {f"{what}.{name}": _array(value[name], what) for name in value}
     if isinstance(value, tuple | list):
-        return len(value), {f"{what}.{at}": _array(part, what) for at, part in enumerate(value)}
+        fields = getattr(value, "_fields", None)
+        form: Form = len(value) if fields is None else {type(value).__name__: list(fields)}
+        return form, {f"{what}.{at}": _array(part, what) for at, part in enumerate(value)}
     return None, {what: _array(value, what)}
 
 
@@ -239,6 +243,9 @@ def _put_together(what: str, form: Form, get: Callable[[str], Any]) -> Any:
         return get(what)
     if isinstance(form, int):
         return tuple(get(f"{what}.{at}") for at in range(form))
+    if isinstance(form, dict):
+        ((name, fields),) = form.items()
+        return namedtuple(name, fields)(*(get(f"{what}.{at}") for at in range(len(fields))))
     return {name: get(f"{what}.{name}") for name in form}
 
 

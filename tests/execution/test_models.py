@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -250,5 +250,14 @@ def test_an_ensemble_averages_tuples_and_mappings() -> None:
 
     found = Ensemble([Both(1.0), Both(3.0)])(torch.ones(2))
     assert found["a"][0].tolist() == [2.0, 2.0]
+
+    class Normal(NamedTuple):
+        mean: torch.Tensor
+
+    class Named(Both):
+        def forward(self, x: torch.Tensor) -> Normal:
+            return Normal(x * self.n)
+
+    assert Ensemble([Named(1.0), Named(3.0)])(torch.ones(2)).mean.tolist() == [2.0, 2.0]
     with pytest.raises(WorkloadError, match="averages tensors, and the models return str"):
         Ensemble([torch.nn.Identity()] * 2)("text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -243,6 +243,19 @@ def test_outputs_and_targets_may_be_several_arrays(how: tuple[int, int, int, int
     found = pooled_values({"weighted": metric, "same": same}, parts)
     wanted = sk.accuracy_score(target, logits.argmax(1), sample_weight=weight)
     assert found == {"weighted": pytest.approx(wanted, abs=1e-12), "same": 1.0}
+
+
+class Normal(NamedTuple):
+    mean: NDArray[Any]
+    log_var: NDArray[Any]
+
+
+def test_a_named_tuple_keeps_its_names() -> None:
+    metric = over_set(lambda o, t: (o.mean * t.log_var).sum() + 100 * o[1].sum() + 1000 * len(o))
+    batches = [
+        (Normal(np.full(2, n), np.ones(2)), Normal(np.ones(2), np.full(2, n))) for n in (1, 2)
+    ]
+    assert pooled({"m": metric}, [[batch] for batch in batches]) == {"m": 2410.0}
 
 
 def test_a_constant_target_is_told_or_not() -> None:

@@ -62,7 +62,8 @@ def _mean(outputs: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: _mean([output[key] for output in outputs]) for key in first}
     if isinstance(first, tuple | list):
-        return type(first)(_mean(list(parts)) for parts in zip(*outputs, strict=True))
+        means = [_mean(list(parts)) for parts in zip(*outputs, strict=True)]
+        return type(first)(*means) if hasattr(first, "_fields") else type(first)(means)
     raise WorkloadError(
         f"an ensemble averages tensors, and the models return {type(first).__name__}; "
         "average what run.models() returns yourself"
