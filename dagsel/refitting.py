@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback, shown, whole
@@ -12,7 +14,7 @@ from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import NoCompletedTrialError, SearchError
+from dagsel.errors import DatasetError, NoCompletedTrialError, SearchError
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked
 from dagsel.history.live import config_kept
@@ -27,10 +29,12 @@ from dagsel.session import Call, Session
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
 from dagsel.study import StudyDriver, open_study
-from dagsel.workloads.base import checks
+from dagsel.workloads.base import Workload, checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
+
+logger = logging.getLogger("dagsel")
 
 _AGAIN = "run.refit(...) as before"
 
@@ -81,6 +85,7 @@ def refit(
     )
     config = config_kept(run.record, run.record.trials[number])
     checks(workload, dataset.manifest)(config)  # the workload learns what the run's had learnt
+    workload = _stepping(workload, run, dataset)
     goal = folder.refit(f"trial-{number}-{n_epochs}-epochs-{dataset.digest}")
     entries, first = list[Entry](), tuple[Turn, ...]()
     name = goal.about()["run"] if goal.has_begun() else uuid.uuid4().hex[:8]
@@ -122,6 +127,30 @@ def _chosen(run: Run, trial: int | None) -> int:
             "run.leaderboard()"
         )
     return number
+
+
+@runtime_checkable
+class _StepsByBatch(Protocol):
+    """A workload of PyTorch whose learning rate may change after each batch."""
+
+    steps_by_batch: bool
+
+    def refitting(self, before: Sequence[int], now: Sequence[int]) -> Workload: ...
+
+
+def _stepping(workload: Workload, run: Run, dataset: WholeDataset) -> Workload:
+    """Let a schedule that steps after each batch do so as often as in the search."""
+    if not (isinstance(workload, _StepsByBatch) and workload.steps_by_batch):
+        return workload
+    try:
+        before = [size.n_train for size in run.data.shard_sizes]
+    except DatasetError:
+        logger.warning(
+            "the run's data set is gone, so the learning rate steps after each batch of this one, "
+            "which may have more of them an epoch than a schedule of a fixed length is for"
+        )
+        return workload
+    return workload.refitting(before, [size.n_train for size in dataset.shard_sizes])
 
 
 def _epochs(run: Run, number: int, epochs: int | None) -> int:

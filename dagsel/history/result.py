@@ -237,7 +237,8 @@ class Run(Result):
 
         It begins anew, with the seed of the run, and nothing is scored, as no samples are left for
         that. The same call gives the same weights, on the same kind of CPU: the orders depend on
-        the seed alone, and PyTorch trains with one thread.
+        the seed alone, and PyTorch trains with one thread. A learning rate that steps after each
+        batch steps as often an epoch as in the search, though there are more batches.
 
         It has a folder of its own, ``refit/`` in ``run_dir``. A call that was interrupted goes on
         where it was when it is made again; one that has ended is only read. `dagsel.load` opens the

@@ -103,6 +103,7 @@ class ShardPass:
         self._low, self._high = math.inf, -math.inf
         self.stopped = self._is_over = False
         self.after_batch: Callable[[], object] | None = None
+        self.n_after: int | None = None  # how often it is called, evenly; None: after each batch
         self.may_stop: Callable[[], bool] = lambda: True
 
     def __len__(self) -> int:
@@ -122,7 +123,8 @@ class ShardPass:
             yield batch
             self._done += 1
             if self.after_batch is not None:
-                self.after_batch()
+                for _ in range(self._n_due()):
+                    self.after_batch()
             wanted = wanted or self._is_to_stop()
             if wanted and self._done < n_batches and self.may_stop():
                 self.stopped = True
@@ -134,6 +136,12 @@ class ShardPass:
         self._losses[self._done] = loss
         if len(self._losses) >= FOLD:
             self._fold()
+
+    def _n_due(self) -> int:
+        if self.n_after is None:
+            return 1
+        n, n_batches, done = self.n_after, len(self._parts), self._done
+        return done * n // n_batches - (done - 1) * n // n_batches
 
     def _is_to_stop(self) -> bool:
         return self._should_stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 from distributed import Client, LocalCluster
 from sklearn.linear_model import SGDClassifier
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 import dagsel
 from dagsel.dispatch.units import visit_order
@@ -160,6 +161,80 @@ def test_another_data_set_is_trained_on_whole(
     other = ShardedDataset.write(tmp_path / "other.zarr", arrays, n_shards=2)
     model = run.refit(client, data=other, epochs=1)
     assert same(model, plain_pytorch(run, run.best.trial, 1, other))
+
+
+class CountsSteps(torch.nn.Linear):
+    """Holds the rate of each of its training steps."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.rates: torch.Tensor
+        self.register_buffer("rates", torch.full((200,), -1.0))
+
+    @staticmethod
+    def train_fn(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+        for x, y in batches:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            n = int((model.rates >= 0).sum())
+            model.rates[n] = optimizer.param_groups[0]["lr"]
+
+
+N_EPOCHS = 3
+
+
+def counting(n_batches: int) -> dagsel.TorchWorkload:
+    n_steps = n_batches * N_EPOCHS  # one more is an error
+    return dagsel.TorchWorkload(
+        lambda config: CountsSteps(),
+        torch.nn.functional.cross_entropy,
+        lambda parameters, config: torch.optim.SGD(parameters, lr=1.0),
+        batch_size=BATCH,
+        metrics=["accuracy"],
+        train_fn=CountsSteps.train_fn,
+        lr_scheduler=lambda optimizer, config: OneCycleLR(optimizer, 0.1, total_steps=n_steps),
+        lr_scheduler_interval="step",
+    )
+
+
+def test_a_schedule_of_a_fixed_length_steps_as_often_as_in_the_search(
+    client: Client, digits: ShardedDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays = digits.shard(0)
+    mine = ShardedDataset.write(tmp_path / "mine.zarr", arrays, n_shards=2)
+    n_batches = sum(-(-size.n_train // BATCH) for size in mine.shard_sizes)
+    run = dagsel.optimize(
+        optuna.create_study(direction="maximize"),
+        counting(n_batches),
+        mine,
+        space=space,
+        metric="accuracy",
+        flow=RandomSearch(max_epochs=N_EPOCHS, n_trials=1),
+        client=client,
+        run_dir=str(tmp_path / "run"),
+        keep="last",
+    )
+    searched = run.best_model().rates
+    searched = searched[searched >= 0]
+    assert len(searched) == n_batches * N_EPOCHS
+
+    more = digits.shard(1)
+    few = {name: array[:120] for name, array in more.items()}
+    other = ShardedDataset.write(tmp_path / "other.zarr", more, n_shards=3)
+    small = ShardedDataset.write(tmp_path / "small.zarr", few, n_shards=1)
+    for data in ("all", other, small):
+        rates = run.refit(client, epochs=N_EPOCHS, data=data).rates
+        rates = rates[rates >= 0]
+        assert rates.argmax() / len(rates) == pytest.approx(0.3, abs=0.1)  # as OneCycleLR has it
+        assert rates[-1] < 0.1 * rates.max()
+        if data == "all":
+            assert len(rates) > len(searched)
+            assert set(rates.tolist()) == set(searched.tolist())
+    assert "is gone" not in caplog.text
+    shutil.rmtree(tmp_path / "mine.zarr")
+    run.refit(client, epochs=1, data=small)
+    assert "the run's data set is gone, so the learning rate steps after each batch" in caplog.text
 
 
 @pytest.mark.usefixtures("one_thread")

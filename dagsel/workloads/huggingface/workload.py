@@ -315,8 +315,7 @@ class HFWorkload(TorchWorkload):
         batches: ShardBatches,
         config: Config,
     ) -> None:
-        if schedule is not None and self.lr_scheduler_interval == "step":
-            batches.after_batch = schedule.step
+        self._step_by_batch(schedule, batches, config)
         norm: Any = self.max_grad_norm
         norm = norm(config) if callable(norm) else norm
         with stepping(optimizer, fused=self.fused, capturable=False):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 
@@ -11,6 +12,7 @@ from dagsel.checks import takes
 from dagsel.errors import WorkloadError
 from dagsel.flow import Goal
 from dagsel.workloads.base import Config, Visit
+from dagsel.workloads.batches import ShardPass, sizes_of
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.build import check_optimizer
@@ -63,6 +65,43 @@ class FollowsMetrics:
     optimizer: Any
     lr_scheduler: Callable[[Any, Any], Any] | None
     lr_scheduler_interval: str
+    drop_last: bool
+    _batch_size: Callable[[Config], int]
+    #: Of a refit: samples of each shard in the search, and now.
+    _n_samples: tuple[Sequence[int], Sequence[int]] | None = None
+
+    @property
+    def steps_by_batch(self) -> bool:
+        """Whether there is a learning-rate schedule that steps after each batch."""
+        return self.lr_scheduler is not None and self.lr_scheduler_interval == "step"
+
+    def refitting(self, before: Sequence[int], now: Sequence[int]) -> Self:
+        """Return this workload for a refit: its schedule steps as often an epoch as in the search.
+
+        Parameters
+        ----------
+        before, now
+            Samples of each shard that the search trained on, and that the refit does.
+        """
+        then = copy.copy(self)
+        then._n_samples = before, now
+        return then
+
+    def _step_by_batch(self, schedule: Any, batches: ShardPass, config: Config) -> None:
+        """Let a schedule step after each batch, if it does so."""
+        if schedule is None or not self.steps_by_batch:
+            return
+        batches.after_batch = schedule.step
+        if self._n_samples is None:
+            return
+        size = self._batch_size(config)
+        before, now = (
+            [len(sizes_of(n, size, drop_last=self.drop_last)) for n in each]
+            for each in self._n_samples
+        )
+        shard = batches.cursor.shard
+        is_alike = len(before) == len(now)
+        batches.n_after = before[shard] if is_alike else now[shard] * sum(before) // sum(now)
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         raise NotImplementedError

@@ -475,8 +475,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         batches: ShardBatches,
         config: Config,
     ) -> None:
-        if schedule is not None and self.lr_scheduler_interval == "step":
-            batches.after_batch = schedule.step
+        self._step_by_batch(schedule, batches, config)
         device = self._recorder(module, optimizer, batches)
         with stepping(optimizer, fused=self.fused, capturable=device is not None):
             loss = following(self.loss, module.parameters())
