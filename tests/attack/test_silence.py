@@ -26,6 +26,7 @@ from dagsel.errors import (
     WorkloadError,
 )
 from dagsel.execution.cluster import check_cluster
+from dagsel.flow import Goal
 from dagsel.flows import ASHA, OptunaPruner, RandomSearch, SamplerSearch
 from dagsel.metrics import _say_all_are_one, accuracy, f1, over_set
 from dagsel.storage import ShardedDataset
@@ -102,6 +103,37 @@ def test_f1_says_once_that_probabilities_are_no_logits(caplog: pytest.LogCapture
         f1(np.array([0.0, 0.9, 0.1, 1.0]), target)
     (said,) = caplog.messages
     assert "let the model return logits" in said
+
+
+def test_a_loss_that_is_no_mean_over_samples_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    F, weight = torch.nn.functional, torch.ones(2)
+    told: list[Any] = [torch.nn.CrossEntropyLoss(weight), torch.nn.NLLLoss(ignore_index=0)]
+    told += [partial(F.cross_entropy, weight=weight), partial(F.nll_loss, ignore_index=0)]
+    untold: list[Any] = [torch.nn.CrossEntropyLoss(), torch.nn.BCEWithLogitsLoss(pos_weight=weight)]
+    untold += [F.cross_entropy, partial(F.cross_entropy, label_smoothing=0.1)]
+    for loss in told + untold:
+        caplog.clear()
+        workload = dagsel.TorchWorkload(
+            lambda config: torch.nn.Linear(4, 2), loss, torch.optim.SGD, batch_size=8
+        )
+        workload.follows_metric({}, Goal("accuracy", "maximize"))
+        assert caplog.text == ""
+        for _ in range(2):
+            workload.follows_metric({}, Goal("loss", "minimize"))
+        assert len(caplog.messages) == (loss in told)
+    workload = dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(4, 2), told[0], torch.optim.SGD, batch_size=8,
+        metrics={"whole": over_set(told[0], direction="minimize")}, eval_batch_size=4,
+    )  # fmt: skip
+    x, y = np.random.default_rng(0).normal(size=(20, 4)).astype("float32"), np.arange(20) % 2
+    shard, state = workload.prepare({"x": x, "y": y}), workload.init({}, seed=0)
+    module = workload.restore(state, {})
+    wanted = told[0](module(torch.tensor(x)), torch.tensor(y)).item()
+    kept = workload.evaluate(state, shard, {}).kept
+    assert kept is not None
+    assert workload.pool([kept]) == {"whole": pytest.approx(wanted)}
 
 
 def test_the_names_that_others_give_metrics_lead_to_dagsels() -> None:

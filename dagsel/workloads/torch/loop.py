@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,8 @@ from dagsel.checks import shown
 from dagsel.errors import WorkloadError
 from dagsel.workloads.batches import ShardPass, sizes_of, weighted_means
 from dagsel.workloads.pooled import Pool
+
+logger = logging.getLogger("dagsel")
 
 _F: Any = torch.nn.functional
 #: Losses that bear outputs and targets of different shapes.
@@ -163,6 +166,28 @@ output with each target: let the model return its output without the last axis, 
         f"{name} of outputs {shapes[0]} and targets {shapes[1]} would compare each output with "
         f"each target: {cure}"
     )
+
+
+def say_weighted(loss: Any) -> None:
+    """Log that the loss of a set is not the mean of those of its batches, if that is known."""
+    options: dict[str, Any] = {}
+    while isinstance(loss, functools.partial):
+        options, loss = {**loss.keywords, **options}, loss.func
+    if isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)):
+        options = {"weight": loss.weight, "ignore_index": loss.ignore_index}
+    elif not any(loss is it for it in (_F.cross_entropy, _F.nll_loss)):
+        return
+    why = "weights its classes" if options.get("weight") is not None else ""
+    if not why and options.get("ignore_index", -100) != -100:
+        why = f"leaves out targets of {options['ignore_index']}"
+    if why:
+        logger.warning(
+            "the validation loss is the mean over batches, and %s %s, so it is not the loss of the "
+            "whole set, and another epoch or trial may be the best one: write metric='whole', and "
+            "metrics={'whole': dagsel.metrics.over_set(loss, direction='minimize')} with your loss",
+            getattr(loss, "__name__", type(loss).__name__),
+            why,
+        )
 
 
 def standard_loop(

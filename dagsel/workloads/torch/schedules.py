@@ -16,6 +16,7 @@ from dagsel.workloads.batches import ShardPass, sizes_of
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.build import check_optimizer
+from dagsel.workloads.torch.loop import say_weighted
 
 
 def takes_metric(schedule: Any) -> bool:
@@ -62,11 +63,13 @@ def end_epoch(schedule: Any, interval: str) -> None:
 class FollowsMetrics:
     """The part of a workload of PyTorch that has to do with its optimizer's rates."""
 
+    loss: Any
     optimizer: Any
     lr_scheduler: Callable[[Any, Any], Any] | None
     lr_scheduler_interval: str
     drop_last: bool
     _batch_size: Callable[[Config], int]
+    _has_said = False  # what there is to say of the metric
     #: Of a refit: samples of each shard in the search, and now.
     _n_samples: tuple[Sequence[int], Sequence[int]] | None = None
 
@@ -127,6 +130,9 @@ class FollowsMetrics:
         WorkloadError
             If it takes the worse values of this metric for the better ones.
         """
+        if goal.metric == "loss" and not self._has_said:
+            self._has_said = True
+            say_weighted(self.loss)
         if self.lr_scheduler is None:
             return False
         with preserved_streams(torch=True):
