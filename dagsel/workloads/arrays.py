@@ -216,8 +216,7 @@ class TakesArrays:
                 f"the samples of {sorted(data.ragged)[0]!r} differ in shape: give the workload an "
                 "input_fn that pads the list of arrays in a batch to one shape"
             )
-        if self.drop_last:
-            check_batches(self._batch_size(config), data)
+        check_batches(self._batch_size(config), data, drop_last=self.drop_last)
 
     def prepare(self, arrays: Mapping[str, Any]) -> Shard:
         """Keep a shard's arrays as they are, in this machine's byte order."""

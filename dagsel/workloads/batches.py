@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 from dagsel.checks import shown, whole
@@ -331,23 +332,38 @@ def say_unused(data: DataOutline, cure: str) -> None:
         )
 
 
-def check_batches(batch_size: int, data: DataOutline) -> None:
-    """Raise a `WorkloadError` if some shard has no whole batch; the others are left out.
+def check_batches(batch_size: int, data: DataOutline, *, drop_last: bool) -> None:
+    """Log that no shard has a whole batch, or raise a `WorkloadError` if it is then left out.
 
     Examples
     --------
-    >>> check_batches(512, DataOutline((301, 300), {}))
+    >>> check_batches(512, DataOutline((301, 300), {}), drop_last=True)
     Traceback (most recent call last):
     ...
     dagsel.errors.WorkloadError: batch_size is 512 with drop_last=True, and the smallest of the 2 \
 training shards has 300 samples: nothing of it would be trained on; take a batch_size of at most \
 300, leave drop_last out, or write the data set with fewer shards
     """
-    least = min(data.n_train)
-    if batch_size > least:
+    least, most = min(data.n_train), max(data.n_train)
+    if batch_size > most and len(data.n_train) > 1 and not drop_last:
+        _say_smaller(batch_size, most, len(data.n_train))
+    if batch_size > least and drop_last:
         raise WorkloadError(
             f"batch_size is {batch_size} with drop_last=True, and the smallest of the "
             f"{len(data.n_train)} training shards has {least} samples: nothing of it would be "
             f"trained on; take a batch_size of at most {least}, leave drop_last out, or write the "
             "data set with fewer shards"
         )
+
+
+@cache
+def _say_smaller(batch_size: int, most: int, n_shards: int) -> None:
+    logger.warning(
+        "batch_size is %d, and the largest of the %d training shards has %d samples: no batch is "
+        "larger than its shard; take a batch_size of at most %d, or write the data set with fewer "
+        "shards",
+        batch_size,
+        n_shards,
+        most,
+        most,
+    )

@@ -105,6 +105,23 @@ def test_f1_says_once_that_probabilities_are_no_logits(caplog: pytest.LogCapture
     assert "let the model return logits" in said
 
 
+@pytest.mark.parametrize("sizes", [(90, 91), (91,)])
+def test_batches_that_no_shard_can_fill_are_told_once_for_each_number(
+    sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy, torch.optim.SGD,
+        batch_size=lambda config: config["batch_size"],
+    )  # fmt: skip
+    for n in (91, 92, 92, 93):
+        workload.validate_data({"batch_size": n}, DataOutline(sizes, {"x": NUMBER, "y": NUMBER}))
+    said = [f"batch_size is {n}, and the largest of the 2 training shards has 91" for n in (92, 93)]
+    if len(sizes) == 1:  # a batch of all there is
+        said = []
+    assert len(caplog.messages) == len(said)
+    assert all(each in found for each, found in zip(said, caplog.messages, strict=True))
+
+
 def test_a_loss_that_is_no_mean_over_samples_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -226,8 +226,7 @@ which epoch of a trial is its last; do it with run.best_model()
         """
         check_dtypes(data)
         Making(self.batch_fn, self.collate, self.augment, self.bucket_by).check(data)
-        if self.drop_last:
-            check_batches(self._batch_size(config), data)
+        check_batches(self._batch_size(config), data, drop_last=self.drop_last)
         if not self._has_tried:
             self._has_tried = True
             self._try_scoring(config, data)

@@ -333,8 +333,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         self._making.check(data)
         if self.input_fn is None:
             self._casting.say(data, all_used=self._making.uses_all)
-        if self.drop_last:
-            check_batches(self._batch_size(config), data)
+        check_batches(self._batch_size(config), data, drop_last=self.drop_last)
 
     def prepare(self, arrays: Mapping[str, Any]) -> Shard:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
