@@ -98,6 +98,12 @@ _CURES = tuple(
         ),
     )
 )
+#: What the user's code differentiates has no graph, as while a state is scored.
+_NO_GRAPH = re.compile(r"[Tt]ensors does not require grad")
+_KEEP_GRAPH = (
+    "what is differentiated must depend on a tensor with requires_grad=True, and scores are "
+    "computed without gradients: write  with torch.enable_grad():  around it, in the model or loss"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,8 @@ class Raised:
     @property
     def cure(self) -> str:
         """What to change; empty if it is not known."""
+        if _NO_GRAPH.search(self.message) and re.search(r"\bgrad\(", self.frames):
+            return _KEEP_GRAPH
         found = (cure for pattern, cure in _CURES if pattern.search(self.message))
         return next(found, "")
 

@@ -77,6 +77,7 @@ def test_the_place_tells_errors_apart_and_not_the_message() -> None:
         (lambda: torch.nn.Conv2d(3, 2, 1)(torch.zeros(4, 1, 5, 5)), "does not fit"),
         (lambda: torch.ones(3, requires_grad=True).exp().backward(), ".mean()"),
         (lambda: torch.ones(1).sum().backward(), "does not depend"),
+        (lambda: torch.autograd.grad(torch.ones(1).sum(), torch.ones(1)), "torch.enable_grad()"),
         (lambda: (0.5).backward(), "a tensor"),  # type: ignore[attr-defined]
         (
             lambda: torch.nn.functional.cross_entropy(

@@ -693,3 +693,29 @@ def test_arrays_that_nothing_uses_are_told_of(caplog: pytest.LogCaptureFixture) 
 
 def make_workload(**given: Any) -> TorchWorkload:
     return TorchWorkload(Net, F.cross_entropy, torch.optim.SGD, batch_size=5, **given)
+
+
+class Forces(torch.nn.Module):
+    """Returns the gradient of an energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_()
+            energy = self.net(x).sum()
+            return torch.autograd.grad(energy, x, create_graph=self.training)[0]
+
+
+def test_a_model_that_differentiates_in_its_forward_is_scored() -> None:
+    workload = TorchWorkload(lambda config: Forces(), F.mse_loss, torch.optim.SGD, batch_size=8)
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    shard, state = workload.prepare({"x": x, "y": 2 * x}), workload.init({}, seed=0)
+    state = workload.train(state, shard, {}, visit=Visit(seed=0, trial=0, epoch=1, shard=0)).state
+    module = workload.restore(state, {})
+    wanted = F.mse_loss(module(torch.tensor(x)), torch.tensor(2 * x)).item()
+    assert workload.evaluate(state, shard, {}).metrics["loss"] == pytest.approx(wanted)

@@ -266,7 +266,7 @@ class HFWorkload(TorchWorkload):
         with preserved_streams(torch=True), self._scored(state, config, shard) as scored:
             # Not the trial's numbers: what a collator masks would differ from epoch to epoch.
             seed_streams(0, torch=True)
-            with torch.inference_mode(), multiplying(self.precision, device_of(shard)):
+            with torch.no_grad(), multiplying(self.precision, device_of(shard)):
                 parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
                 pool = Pool(over_set) if over_set else None
                 n_samples, kept = score(scored[0].eval(), parts, self._passes, of_labels, pool)

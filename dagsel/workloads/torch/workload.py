@@ -447,7 +447,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         device = device_of(shard)
         with preserved_streams(torch=True), self._scored(state, config, shard) as scored:
             module, set_streams = scored
-            with torch.inference_mode(), multiplying(self.precision, device):
+            with torch.no_grad(), multiplying(self.precision, device):
                 set_streams(device)
                 pool, means = self._parted()
                 size = self.at_once(config, "evaluate") or self.eval_batch_size
