@@ -22,6 +22,7 @@ from dagsel.storage.datasets.inputs.tables import (
     is_text,
     learn_order,
     make_array,
+    say_rounded,
     table_columns,
 )
 from dagsel.storage.datasets.manifest import Manifest
@@ -121,6 +122,8 @@ def _inputs(x: Any) -> tuple[Any, list[str]]:
         return array, names
     one = len(names) == 1  # a feature, too
     values = array.astype(np.float32) if one else make_array("x", names, getter(x), Classes(), "x")
+    if one:
+        say_rounded(names[0], array, values)
     _check_complete(values, names)
     return values, names
 

@@ -30,6 +30,7 @@ from dagsel.flow import Goal
 from dagsel.flows import ASHA, OptunaPruner, RandomSearch, SamplerSearch
 from dagsel.metrics import _say_all_are_one, accuracy, f1, over_set
 from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets.inputs import tables
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Folder
 from dagsel.study.checks import check_metrics, say_unasked
@@ -171,6 +172,27 @@ def test_missing_values_of_a_table_are_told_with_column_and_row(
     ShardedDataset.write(url, source, columns=COLUMNS, validation=validation, n_shards=2)
     (said,) = caplog.messages
     assert "column 'b' lacks 2 of its values, the first in row 5" in said
+
+
+@pytest.mark.parametrize("columns", [["number", "b"], ["number"]])
+def test_whole_numbers_that_float32_rounds_are_told_once(
+    columns: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(start: int) -> None:
+        frame = FRAME.assign(number=start + np.arange(40))
+        if len(columns) == 1:
+            ArrayPair.read(frame[columns], frame["y"])
+        else:
+            given: Any = {"columns": {"x": columns, "y": "y"}, "overwrite": True}
+            ShardedDataset.write("memory://rounded.zarr", frame, n_shards=2, **given)
+
+    tables._say_rounded.cache_clear()
+    write(2**24 - 39)
+    assert caplog.text == ""
+    for _ in range(2):
+        write(2**24)
+    (said,) = caplog.messages
+    assert "column 'number' holds whole numbers above 16777216" in said
 
 
 def test_a_table_in_a_file_is_told_the_call_that_reads_its_columns(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,26 @@ def make_array(
     joined = np.empty((len(columns[0]), len(columns)), wanted)
     for at, part in enumerate(columns):
         joined[:, at] = part
+        say_rounded(of[at], part, joined[:, at])
     return joined
+
+
+def say_rounded(column: str, values: NDArray[Any], kept: Any) -> None:
+    """Say in the log that whole numbers of a column are kept as others."""
+    if values.dtype.kind in "iu" and (kept != values).any():
+        _say_rounded(column)
+
+
+@cache
+def _say_rounded(column: str) -> None:
+    logger.warning(
+        "column %r holds whole numbers above 16777216, which lose their last digits in the float32 "
+        "that inputs are: give it an array of its own, as in ShardedDataset.write(..., "
+        "columns={..., %r: %r}), or subtract its least value",
+        column,
+        column,
+        column,
+    )
 
 
 def say_missing(
