@@ -48,10 +48,10 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
     the same weights, bit for bit on the CPU. A hook that cannot be called is refused before
     anything trains.
 
-    The module is built anew for every unit, so keep what training changes in a buffer, in
-    ``get_extra_state``, or in what ``on_save_checkpoint`` adds. Optimizers, schedules, random
-    streams, gradients that wait, objects of torchmetrics, frozen parameters and evaluation modes
-    travel too.
+    The module is built anew for every unit, so keep what training changes in a persistent
+    buffer, in ``get_extra_state``, or in what ``on_save_checkpoint`` adds. Optimizers, schedules,
+    random streams, gradients that wait, objects of torchmetrics, frozen parameters and evaluation
+    modes travel too.
 
     Parameters
     ----------

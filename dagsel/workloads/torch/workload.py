@@ -72,7 +72,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
     and so do the random streams of PyTorch, NumPy and Python. Model and optimizer are built anew
-    for every unit, so keep anything else that training changes in a buffer or in
+    for every unit, so keep anything else that training changes in a persistent buffer or in
     ``get_extra_state``. Functions are called in worker processes.
 
     Parameters
