@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,6 +12,8 @@ from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.workloads.pooled import accumulates, check_pooled
+
+logger = logging.getLogger("dagsel")
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
@@ -132,21 +135,37 @@ def _check_order_of_arguments(name: str, function: Any) -> None:
 
 #: Losses of PyTorch whose outputs are probabilities.
 _OF_PROBABILITIES = frozenset({"BCELoss", "binary_cross_entropy"})
+_SIGMOIDS = frozenset({"Sigmoid", "sigmoid", "expit"})
 
 
 def _check_logits(name: str, function: Any, loss: Any) -> None:
-    """Raise a `WorkloadError` for a metric that compares logits with 0 beside such a loss."""
+    """Raise a `WorkloadError` for a metric that compares logits with 0 beside such a loss.
+
+    A function that calls such a loss may call a sigmoid, too: it is told in the log.
+    """
     if function not in (dagsel.metrics.f1, dagsel.metrics.binary_accuracy):
         return
     while isinstance(loss, partial):
         loss = loss.func
     theirs = getattr(loss, "__name__", type(loss).__name__)
     is_torchs = str(getattr(loss, "__module__", "")).startswith("torch.nn.")
+    cure = (
+        "let the model return logits, without its last sigmoid, and write "
+        "loss=torch.nn.functional.binary_cross_entropy_with_logits"
+    )
     if is_torchs and theirs in _OF_PROBABILITIES:
         raise WorkloadError(
             f"metric {name!r} takes logits, of which those above 0 say class 1, and {theirs} takes "
-            "probabilities, which all are: let the model return logits, without its last sigmoid, "
-            "and write loss=torch.nn.functional.binary_cross_entropy_with_logits"
+            f"probabilities, which all are: {cure}"
+        )
+    called = set(getattr(getattr(loss, "__code__", None), "co_names", ()))
+    if called & _OF_PROBABILITIES and not called & _SIGMOIDS:
+        logger.warning(
+            "metric %r takes logits, of which those above 0 say class 1, and the loss calls %s, "
+            "which takes probabilities: %s",
+            name,
+            min(called & _OF_PROBABILITIES),
+            cure.replace("write loss=", "call "),
         )
 
 

@@ -83,15 +83,24 @@ def test_metrics_of_scikit_learn_that_are_the_same_either_way_are_taken() -> Non
 
 
 @pytest.mark.parametrize("metric", ["f1", "binary_accuracy"])
-def test_metrics_of_logits_beside_a_loss_of_probabilities_are_refused(metric: str) -> None:
+def test_metrics_of_logits_beside_a_loss_of_probabilities_are_refused(
+    metric: str, caplog: pytest.LogCaptureFixture
+) -> None:
     plain = torch.nn.functional.binary_cross_entropy
     loss: Any
     for loss in (plain, torch.nn.BCELoss(), partial(plain, reduction="mean")):
         with pytest.raises(WorkloadError, match=f"'{metric}' takes logits.*_with_logits"):
             metric_functions({metric: metric}, loss)
         assert metric_functions(["auroc"], loss)
-    for loss in (torch.nn.BCEWithLogitsLoss(), lambda output, target: plain(output, target), None):
+    F = torch.nn.functional
+    of_logits = lambda o, t: F.binary_cross_entropy(torch.sigmoid(o), t)  # noqa: E731
+    for loss in (torch.nn.BCEWithLogitsLoss(), of_logits, lambda o, t: F.mse_loss(o, t), None):
         assert metric_functions([metric], loss)
+    assert caplog.text == ""
+    assert metric_functions([metric], lambda o, t: F.binary_cross_entropy(o[:, 0], t))
+    (said,) = caplog.messages
+    assert f"metric '{metric}' takes logits" in said
+    assert "and call torch.nn.functional.binary_cross_entropy_with_logits" in said
 
 
 def test_f1_says_once_that_probabilities_are_no_logits(caplog: pytest.LogCaptureFixture) -> None:
