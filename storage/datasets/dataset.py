@@ -89,7 +89,7 @@ class ShardedDataset:
         arrays: Any,
         *,
         n_shards: int,
-        validation: Any = 0.2,
+        validation: Any = "auto",
         columns: Columns | None = None,
         ragged: Sequence[str] = (),
         split: Any = None,
@@ -122,7 +122,8 @@ class ShardedDataset:
         n_shards
             Number of training shards, and of validation shards: several for each worker.
         validation
-            Fraction of the samples kept for validation, or arrays, a table or files of its own.
+            Fraction of the samples kept for validation, or data of its own. "auto" is 0.2, or the
+            parts of a data set that was written before if `split` and the like are not given.
         columns
             Which columns of a table or of files become which arrays, such as ``{"x": ["age",
             "height"], "y": "kind"}``: several columns become one array of float32. None for all,

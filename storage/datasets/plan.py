@@ -13,7 +13,7 @@ from dagsel.storage.datasets.dividing import Rule, is_share
 from dagsel.storage.datasets.division import Places
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.labels import Labels
-from dagsel.storage.datasets.inputs.read import read
+from dagsel.storage.datasets.inputs.read import Part, Sharded, read
 from dagsel.storage.datasets.inputs.reading import Columns, Reading
 from dagsel.storage.datasets.manifest import (
     CHUNK_BYTES,
@@ -28,6 +28,10 @@ from dagsel.storage.datasets.manifest import (
 from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.sources import Batches, Column, Source, check_input
 from dagsel.storage.datasets.spool import must_be_spooled, spool
+
+#: Keeps the parts of a data set that was written before, and takes `SHARE` of anything else.
+AUTO = "auto"
+SHARE = 0.2
 
 #: The shards of an input, in the order of its samples' destinations: split, index, samples.
 Shards: TypeAlias = tuple[tuple[Split, int, int], ...]
@@ -77,6 +81,9 @@ def plan_write(
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
     ragged = _names("ragged", ragged)
+    if isinstance(validation, str) and validation == AUTO:
+        divides = any(by is not None for by in (split, stratify, groups))
+        arrays, validation = _kept_parts(arrays) if not divides else (arrays, SHARE)
     rule = Rule.of(validation, split=split, stratify=stratify, groups=groups)
     reading = Reading(
         columns=columns,
@@ -106,8 +113,9 @@ def plan_write(
         there = set(validation if isinstance(validation, Mapping) else source.columns)
         uneven = [name for name, column in source.columns.items() if column.n_axes]
         uneven = [name for name in uneven if name in there]
-        found, _, _ = _read(validation, reading, fixed, "validation", None, uneven, scratch)
+        found, _, theirs = _read(validation, reading, fixed, "validation", None, uneven, scratch)
         other = _validation_input(source, found)
+        _check_columns(names, theirs)
         n_train, n_validation = source.length, other.length
         inputs = tuple(
             InputPlan(
@@ -163,6 +171,13 @@ def _read(
     return check_input(found, what, ragged), labels, made.columns
 
 
+def _kept_parts(arrays: Any) -> tuple[Any, Any]:
+    """Return the parts of a data set that was written before; of anything else a share."""
+    if isinstance(arrays, Sharded):
+        return Part(arrays, "train"), Part(arrays, "validation")
+    return arrays, SHARE
+
+
 def _shards(split: Split, n_samples: int, n_shards: int) -> Shards:
     return tuple((split, index, n) for index, n in enumerate(shard_sizes(n_samples, n_shards)))
 
@@ -196,6 +211,17 @@ def _validation_input(source: Source, other: Source) -> Source:
                 "make dtype and shape of a sample equal"
             )
     return other
+
+
+def _check_columns(ours: Mapping[str, Sequence[str]], theirs: Mapping[str, Sequence[str]]) -> None:
+    """Raise a `DatasetInputError` if an array of both parts is made of other columns in one."""
+    for name in ours.keys() & theirs.keys():
+        for at, (our, their) in enumerate(zip(ours[name], theirs[name], strict=True)):
+            if our != their:
+                raise DatasetInputError(
+                    f"column {at} of {name!r} is {their!r} in the validation data, and {our!r} in "
+                    "the training data; write both with the same columns= in one order"
+                )
 
 
 def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tuple[ArraySpec, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
+
+logger = logging.getLogger("dagsel")
 
 
 @dataclass
@@ -21,11 +25,7 @@ class Classes:
 
     def encode(self, name: str, values: NDArray[Any], where: str) -> NDArray[np.int64]:
         """Return the number of each value; raise a `DatasetInputError` for one that has none."""
-        if name not in self.known:
-            raise DatasetInputError(
-                f"{where}: {name!r} is text, and something else in the training data; make both "
-                "text, or both numbers"
-            )
+        self._check_known(name, where)
         _check_text(name, values, where)
         numbers = {value: number for number, value in enumerate(self.known[name])}
         unseen = sorted(set(values) - numbers.keys())
@@ -36,6 +36,31 @@ class Classes:
                 "data lacks; put such samples there, or leave them out"
             )
         return np.array([numbers[value] for value in values], np.int64)
+
+    def takes_over(self, name: str, values: Sequence[str] | None, where: str) -> bool:
+        """Whether numbers that stand for `values` elsewhere can stay; None if they are numbers."""
+        if values is None:
+            if self.is_fixed and name in self.known:
+                logger.warning(
+                    "%s: %r is numbers, and text in the training data: make sure that 0 stands for "
+                    "%r, or give text",
+                    where,
+                    name,
+                    self.known[name][0],
+                )
+            return True
+        if self.is_fixed:
+            self._check_known(name, where)
+            return self.known[name] == list(values)
+        self.known[name] = list(values)
+        return True
+
+    def _check_known(self, name: str, where: str) -> None:
+        if name not in self.known:
+            raise DatasetInputError(
+                f"{where}: {name!r} is text, and something else in the training data; make both "
+                "text, or both numbers"
+            )
 
     def learn(self, name: str, values: NDArray[Any], where: str) -> NDArray[np.int64]:
         """Return a number for each value, in the order in which they come first; see `settle`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,7 +28,7 @@ from dagsel.storage.datasets.inputs.tables import (
     table_columns,
 )
 from dagsel.storage.datasets.inputs.webdataset import WebDataset
-from dagsel.storage.datasets.manifest import check_name
+from dagsel.storage.datasets.manifest import SPLITS, Split, check_name
 from dagsel.storage.datasets.sources import Batches
 
 _ROWS = 1 << 20  # whose values are looked at together
@@ -73,6 +74,8 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
     if _is_samples(source, what):
         return read_samples(source, reading, classes, what)
     reading.nothing_to_decode(what)
+    if isinstance(source, Part):
+        return _again(source.source, reading, classes, what, [source.split])
     if isinstance(source, Sharded):
         return _again(source, reading, classes, what)
     if isinstance(source, Batches | Mapping):
@@ -121,7 +124,7 @@ def _is_samples(source: Any, what: str) -> bool:
             f"{what} is a {kind} of {', '.join(map(repr, source))}; give one of them, and "
             'validation=... of another: write(url, data["train"], validation=data["test"])'
         )
-    if isinstance(source, Batches | Mapping | Sharded) or table_columns(source) is not None:
+    if isinstance(source, Batches | Mapping | Sharded | Part) or table_columns(source) is not None:
         return False
     if any(base.__name__ == "DataLoader" for base in type(source).__mro__):
         raise DatasetInputError(
@@ -174,29 +177,55 @@ class Sharded(Protocol):
         ...
 
 
-def _again(source: Sharded, reading: Reading, classes: Classes, what: str) -> Input:
-    """Stream a data set's shards, to be divided anew."""
-    names = [spec.name for spec in source.manifest.arrays]
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The training or the validation part of a data set that was written before."""
+
+    source: Sharded
+    split: Split
+
+
+def _again(
+    source: Sharded,
+    reading: Reading,
+    classes: Classes,
+    what: str,
+    splits: Sequence[Split] = SPLITS,
+) -> Input:
+    """Stream a data set's shards, or those of one of its parts."""
+    manifest = source.manifest
+    names = [spec.name for spec in manifest.arrays]
     wanted, key = reading.chosen(names, what), str(reading.key(names, what))
     if any(len(of) > 1 for of in wanted.values()):
         raise DatasetInputError(
             f"{what}: an array is made of one array of a data set; name one for each"
         )
-    for name, (of,) in wanted.items():
-        if of in source.manifest.classes:
-            classes.known[name] = list(source.manifest.classes[of])
-    reads = (source.shard, source.validation_shard)
+    recoded = {
+        name
+        for name, (of,) in wanted.items()
+        if not classes.takes_over(name, manifest.classes.get(of), what)
+    }
+    reads = {"train": source.shard, "validation": source.validation_shard}
 
     def shards() -> Iterator[Mapping[str, Any]]:
-        return (read(index) for read in reads for index in range(source.n_shards))
+        return (reads[split](index) for split in splits for index in range(source.n_shards))
+
+    def texts(shard: Mapping[str, Any], of: str) -> Any:
+        return np.array(manifest.classes[of], object)[shard[of]]
+
+    def array(shard: Mapping[str, Any], name: str, of: str) -> Any:
+        return classes.encode(name, texts(shard, of), what) if name in recoded else shard[of]
 
     def values() -> Iterator[Any]:
-        told = np.array(source.manifest.classes.get(key, []), object)
-        return (told[shard[key]] if len(told) else shard[key] for shard in shards())
+        is_text = key in manifest.classes
+        return (texts(shard, key) if is_text else shard[key] for shard in shards())
 
-    batches = ({name: shard[of] for name, (of,) in wanted.items()} for shard in shards())
-    columns = {name: source.manifest.columns.get(of, ()) for name, (of,) in wanted.items()}
-    return Input(Batches(batches, len(source)), values, joined(columns))
+    batches = (
+        {name: array(shard, name, of) for name, (of,) in wanted.items()} for shard in shards()
+    )
+    length = sum(sum(manifest.sizes(split)) for split in splits)
+    columns = {name: manifest.columns.get(of, ()) for name, (of,) in wanted.items()}
+    return Input(Batches(batches, length), values, joined(columns))
 
 
 def _holds_arrays(value: Any) -> bool:
