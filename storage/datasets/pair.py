@@ -14,7 +14,7 @@ import numpy as np
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets import transaction
 from dagsel.storage.datasets.dataset import ShardedDataset
-from dagsel.storage.datasets.inputs.arrays import as_array
+from dagsel.storage.datasets.inputs.arrays import as_array, check_order
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.reading import joined
 from dagsel.storage.datasets.inputs.tables import (
@@ -61,7 +61,7 @@ class ArrayPair:
         DatasetInputError
             If they cannot become a data set; says which of them, and what to do.
         """
-        _check_order(x, y)
+        check_order({"x": x, "y": y})
         classes = Classes()
         inputs, names = _inputs(x)
         arrays = {"x": inputs, "y": _targets(y, classes)}
@@ -98,19 +98,6 @@ class ArrayPair:
             data.n_validation,
         )
         return data
-
-
-def _check_order(x: Any, y: Any) -> None:
-    """Raise a `DatasetInputError` if tables label the same rows in another order."""
-    ours: Any = getattr(x, "index", None)
-    theirs: Any = getattr(y, "index", None)
-    if not (hasattr(ours, "equals") and hasattr(theirs, "equals")) or ours.equals(theirs):
-        return
-    if len(ours) == len(theirs) and ours.is_unique and ours.isin(theirs).all():
-        raise DatasetInputError(
-            "the rows of y are in another order than those of x, as their index says; give "
-            "y.loc[x.index], or y.to_numpy() if they belong together as they stand"
-        )
 
 
 def _inputs(x: Any) -> tuple[Any, list[str]]:

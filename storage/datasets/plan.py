@@ -11,6 +11,7 @@ from dagsel.checks import choice, whole
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.dividing import Rule, is_share
 from dagsel.storage.datasets.division import Places
+from dagsel.storage.datasets.inputs.arrays import check_order
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.labels import Labels
 from dagsel.storage.datasets.inputs.read import Part, Sharded, read
@@ -160,6 +161,8 @@ def _read(
     made = read(arrays, reading, classes, what)
     labels = None
     if rule is not None and rule.name is None:
+        tables = arrays if isinstance(arrays, Mapping) else {what: arrays}
+        check_order({**tables, rule.kind: rule.by})
         labels = rule.given_labels()
     elif rule is not None and made.values is not None:
         labels = Labels.of(rule.what, made.values())

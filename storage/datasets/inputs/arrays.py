@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,6 +169,25 @@ def check_is_read(name: str, value: Any) -> None:
         raise DatasetInputError(
             f"{name} is a LazyFrame, which is not read yet; give {name}.collect()"
         )
+
+
+def check_order(given: Mapping[str, Any]) -> None:
+    """Raise a `DatasetInputError` if tables or columns of pandas label rows in another order.
+
+    Each is compared with the first one that has labels.
+    """
+    indices: dict[str, Any] = {name: getattr(each, "index", None) for name, each in given.items()}
+    names = [name for name, index in indices.items() if hasattr(index, "equals")]
+    for other in names[1:]:
+        first, index = indices[names[0]], indices[other]
+        if first.equals(index) or len(first) != len(index) or not first.is_unique:
+            continue
+        if first.isin(index).all():
+            raise DatasetInputError(
+                f"the rows of {other} are in another order than those of {names[0]}, as their "
+                f"index says; give {other}.loc[{names[0]}.index], or {other}.to_numpy() if they "
+                "belong together as they stand"
+            )
 
 
 def check_labels(name: str, values: Any, where: str, row: int = 0) -> None:

@@ -12,7 +12,12 @@ import numpy as np
 
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
-from dagsel.storage.datasets.inputs.arrays import as_array, check_is_read, of_list
+from dagsel.storage.datasets.inputs.arrays import (
+    as_array,
+    check_is_read,
+    check_order,
+    of_list,
+)
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.parquet import read_parquet
@@ -261,6 +266,7 @@ def _becomes_array(value: Any) -> bool:
 
 def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what: str) -> Input:
     """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
+    check_order(source)
     arrays = {
         name: of_list(name, list(value))
         if _holds_arrays(value)

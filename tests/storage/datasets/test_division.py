@@ -336,6 +336,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no value": ({"groups": [1.0, float("nan")] * 45}, "groups=: row 1 has no value; fill it in"),
     "no word": ({"split": ["train", None] * 45}, "split=: row 1 has no value"),
     "two dimensions": ({"groups": np.zeros((N, 2))}, r"groups=: row 0 has \[2\] values"),
+    "rows in another order": (
+        {"groups": frame()["patient"].sample(frac=1, random_state=0)},
+        r"rows of groups are in another order than those of arrays.*groups.loc\[arrays.index\]"),
+    "words in another order": (
+        {"split": frame()["part"].iloc[::-1]}, "rows of split are in another order"),
     "a number": ({"groups": 3}, "groups must be a column's name, or an array"),
     "objects": ({"groups": [[1]] * N}, "groups=: row 0 has|neither text nor numbers"),
     "too rare": (

@@ -192,6 +192,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pair(FRAME.sample(frac=1, random_state=0), pd.Series(Y)),
         r"rows of y are in another order than those of x.*y.loc\[x.index\]",
     ),
+    "columns in another order": (
+        lambda: written({"x": pd.Series(ID), "y": pd.Series(Y).iloc[::-1]}),
+        r"rows of y are in another order than those of x.*y.to_numpy\(\)",
+    ),
     "two columns of one name": (
         lambda: pair(pd.DataFrame({1: ID, "1": ID}), Y), "two columns .* called '1'"),
     "two columns of one name, written": (
