@@ -142,6 +142,7 @@ def of_list(name: str, values: Sequence[Any]) -> NDArray[Any] | RaggedArray:
     else:
         if array.dtype.kind == "U":
             _check_text(name, values)
+        check_bytes(name, array, values)
         return array
     try:
         return RaggedArray.of(values)
@@ -160,6 +161,19 @@ def _check_text(name: str, values: Sequence[Any]) -> None:
             raise DatasetInputError(
                 f"row {at[0]} of {name} has {value!r} among text; give text alone, or numbers "
                 "alone, and leave out rows without a value"
+            )
+
+
+def check_bytes(name: str, array: Any, values: Any, row: int = 0) -> None:
+    """Raise a `DatasetInputError` if bytes end in zeros, which an array of NumPy does not keep."""
+    if array.dtype.kind != "S" or (hasattr(values, "itemsize") and values.dtype.kind == "S"):
+        return
+    objects = np.asarray(values, object)
+    for at, value in zip(np.ndindex(objects.shape), objects.flat, strict=True):
+        if isinstance(value, bytes) and value.endswith(b"\0"):
+            raise DatasetInputError(
+                f"row {row + at[0]} of {name} is bytes that end in a zero, which an array of NumPy "
+                'drops; make numbers of them: [numpy.frombuffer(value, "uint8") for value in ...]'
             )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.arrays import check_bytes
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.decoding import as_numbers, samples, stream_samples
 from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, Skipped, as_objects, blocks
@@ -105,6 +106,7 @@ def stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any]
             raise DatasetInputError(
                 f"{what}: {name!r} of sample {start + at} is {shown(values[at])}; make it numbers"
             )
+    check_bytes(f"{what}: {name!r}", first, values, start)
     is_regular = all(array.shape == first.shape for array in arrays)
     return np.stack(arrays) if is_regular else RaggedArray.of(arrays)
 

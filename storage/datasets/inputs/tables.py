@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
-from dagsel.storage.datasets.inputs.arrays import as_number, check_labels, of_list
+from dagsel.storage.datasets.inputs.arrays import as_number, check_bytes, check_labels, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.ragged import RaggedArray
 
@@ -207,9 +207,12 @@ def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any] | Ra
     if values.dtype != object:
         return values
     try:
-        return np.stack([np.asarray(value) for value in values])  # lists of equal length
+        stacked = np.stack([np.asarray(value) for value in values])  # lists of equal length
     except (TypeError, ValueError):
         pass
+    else:
+        check_bytes(f"{where}: column {column!r}", stacked, values)
+        return stacked
     kinds = [type(value).__name__ for value in values]
     row = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), 0)
     if kinds[row] == kinds[0]:

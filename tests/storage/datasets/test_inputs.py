@@ -299,6 +299,25 @@ def test_lists_become_arrays(tmp_path: Path) -> None:
     assert {name: spec.shape for name, spec in data.schema.items()} == {"x": (2,)}
 
 
+RAW = [np.array([at, at + 1], "<i4").tobytes() for at in range(N)]
+BYTES: dict[str, Any] = {
+    "a file": lambda p: as_file(pd.DataFrame({"raw": RAW}), p),
+    "a table": lambda p: pd.DataFrame({"raw": RAW}),
+    "a list": lambda p: {"raw": RAW},
+    "lists": lambda p: {"raw": [[b"a", value] for value in RAW]},
+    "a stream": lambda p: ({"raw": value} for value in RAW),
+}
+
+
+@pytest.mark.parametrize("how", BYTES)
+def test_bytes_that_end_in_zeros_are_refused(how: str, tmp_path: Path) -> None:
+    with pytest.raises(DatasetInputError, match="row 0 of .*raw.* is bytes that end in a zero"):
+        ShardedDataset.write(tmp_path / "data", BYTES[how](tmp_path), n_shards=2)
+    numbers = {"raw": [np.frombuffer(value, "uint8") for value in RAW]}
+    data = ShardedDataset.write(tmp_path / "data", numbers, n_shards=2)
+    assert sorted(bytes(sample["raw"]) for sample in data) == sorted(RAW)
+
+
 def test_what_has_many_values_has_no_classes(tmp_path: Path) -> None:
     arrays = {"n": np.arange(3000), "t": np.array([["a", "b"]] * 3000)}
     data = ShardedDataset.write(tmp_path / "data", arrays, n_shards=2)
