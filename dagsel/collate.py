@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Images", "Pad", "Samples", "images", "pad", "samples"]
 
+#: Modes of Pillow with more than 8 bits, and what their arrays are.
+_DEEP = {"I": "int32", "F": "float32"}
+_MOST = 255  # what 8 bits hold
+
 
 def pad(**fill: float) -> Pad:
     """Fill up ragged arrays to the largest sample of their batch.
@@ -72,7 +76,8 @@ def images(array: str = "x", *, size: tuple[int, int] | None = None, mode: str =
     size
         Width and height to which each is resized; None if all have the same already.
     mode
-        Mode of Pillow to which each is converted: ``"RGB"``, or ``"L"`` for grey.
+        Mode of Pillow to which each is converted: ``"RGB"``, ``"L"`` for grey, or ``"F"`` for grey
+        of more than 8 bits, as ``float32``.
 
     Examples
     --------
@@ -145,13 +150,25 @@ class Images:
 
 
 def decoded_image(file: Any, size: tuple[int, int] | None, mode: str) -> Any:
-    """Return an image as an array of ``uint8``; raises whatever Pillow does if it is none."""
+    """Return an image as an array; raises whatever Pillow does if it is none.
+
+    It is of ``uint8``, but for the modes of more bits, ``"I"`` and ``"F"``.
+    """
     import numpy as np
     from PIL import Image
 
     with Image.open(file) as image:
+        if mode not in _DEEP and image.mode.startswith(tuple(_DEEP)):
+            values = np.asarray(image)
+            low, high = values.min(), values.max()
+            if low < 0 or high > _MOST or (values % 1).any():  # Pillow makes 255 of what is more
+                raise ValueError(
+                    f"its values go from {low:g} to {high:g}, and mode={mode!r} keeps whole ones "
+                    f'from 0 to {_MOST}; give mode="F", which is float32'
+                )
         made = image.convert(mode)
-        return np.asarray(made if size is None else made.resize(size), dtype=np.uint8)
+        made = made if size is None else made.resize(size)
+        return np.asarray(made, dtype=_DEEP.get(mode, "uint8"))
 
 
 @dataclass(frozen=True)

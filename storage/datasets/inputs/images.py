@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -27,16 +29,22 @@ from dagsel.storage.datasets.inputs.reading import (
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 
-#: An image as an array, or why it is none.
-Image: TypeAlias = "NDArray[np.uint8] | DatasetInputError"
+logger = logging.getLogger("dagsel")
 
-IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+#: An image as an array, or why it is none.
+Image: TypeAlias = "NDArray[Any] | DatasetInputError"
+
+IMAGES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_SUFFIXES = 5  # that the log names
 _PARTS = {"train", "validation", "valid", "val", "test"}
 
 
 @dataclass(frozen=True)
 class ImageFolder:
     """Images in folders, a folder for each class: decoded once, and stored as ``uint8``.
+
+    Folders and files whose names begin with a dot are left out, and so are, with a warning, files
+    that are no images by their suffixes.
 
     Or stored as the files are, which takes less room, and decoded whenever they are trained on.
 
@@ -50,7 +58,8 @@ class ImageFolder:
     size
         Width and height to which each image is resized; None if all have the same already.
     mode
-        Mode of Pillow to which each is converted: ``"RGB"``, or ``"L"`` for grey.
+        Mode of Pillow to which each is converted: ``"RGB"``, ``"L"`` for grey, or ``"F"`` for grey
+        of more than 8 bits, as ``float32``.
     decode
         False to store the bytes of the files: ``x`` is a ragged array of them, of which
         `dagsel.collate.images` makes batches, and `size` and `mode` are given there. Each is
@@ -92,10 +101,10 @@ class ImageFolder:
         key = reading.key(["x", "y"], str(root))
         if key == "x":
             raise DatasetInputError(f"{root}: images cannot say how they are divided; give 'y'")
+        decode = decoder(self.size, self.mode, keeps_bytes=not self.decode)
         files = self._files(root)
         if not classes.is_fixed:
             classes.known["y"] = sorted({name for _, name in files})
-        decode = decoder(self.size, self.mode, keeps_bytes=not self.decode)
         is_ragged = "x" in reading.ragged or not self.decode
         skipped = Skipped(reading.skips, str(root))
         alike = Alike(f"ImageFolder({str(root)!r}, size=(width, height))")
@@ -132,7 +141,8 @@ class ImageFolder:
 
     def _files(self, root: Path) -> list[tuple[Path, str]]:
         """Return the images with their classes."""
-        folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        inside = _shown(root, root.iterdir()) if root.is_dir() else []
+        folders = [path for path in inside if path.is_dir()]
         names = {folder.name for folder in folders}
         if "train" in names and names <= _PARTS:
             (other, *_) = sorted(names - {"train", "test"}) or ["validation"]
@@ -141,18 +151,50 @@ class ImageFolder:
                 f"ImageFolder({str(root / 'train')!r}) with "
                 f"validation=ImageFolder({str(root / other)!r})"
             )
-        files = [
-            (file, folder.name)
-            for folder in folders
-            for file in sorted(folder.rglob("*"))
-            if file.suffix.lower() in IMAGES
-        ]
+        suffixes = _readable()
+        files, others = list[tuple[Path, str]](), Counter[str]()
+        for folder in folders:
+            for file in _shown(folder, folder.rglob("*")):
+                suffix = file.suffix.lower()
+                if suffix in suffixes:
+                    files.append((file, folder.name))
+                elif file.is_file():
+                    others[suffix or file.name] += 1
         if not files:
             raise DatasetInputError(
                 f"{root} has no folders with images, no Parquet files and no tar files; images are "
                 f"looked for in {root}/CLASS/*.png"
             )
+        _tell_left_out(root, others, sorted(names - {name for _, name in files}))
         return files
+
+
+def _readable() -> set[str]:
+    """Return the suffixes of images that Pillow reads here: old ones lack some."""
+    from PIL import Image
+
+    return set(IMAGES) & Image.registered_extensions().keys()
+
+
+def _shown(root: Path, paths: Iterable[Path]) -> list[Path]:
+    """Return paths below a folder in their order, without those that are hidden."""
+    found = [(path, path.relative_to(root).parts) for path in paths]
+    return sorted(path for path, parts in found if not any(part[0] == "." for part in parts))
+
+
+def _tell_left_out(root: Path, others: Counter[str], without: list[str]) -> None:
+    """Say in the log which files are no images, and which folders have none."""
+    if others:
+        told = ", ".join(f"{n} {suffix}" for suffix, n in others.most_common(_SUFFIXES))
+        logger.warning(
+            "%s: files that are no images by their suffixes are left out: %s%s",
+            root,
+            told,
+            ", ..." if len(others) > _SUFFIXES else "",
+        )
+    if without:
+        told = ", ".join(map(repr, without))
+        logger.warning("%s: folders without images become no classes: %s", root, told)
 
 
 def decoder(
@@ -180,7 +222,7 @@ def decoder(
             if keeps_bytes:
                 data = file.read() if hasattr(file, "read") else Path(file).read_bytes()
                 file = BytesIO(data)
-            pixels: NDArray[np.uint8] = decoded_image(file, size, mode)
+            pixels: NDArray[Any] = decoded_image(file, size, mode)
             return np.frombuffer(data, np.uint8) if keeps_bytes else pixels
         except Exception as error:  # noqa: BLE001  # decoders of damaged files raise many kinds
             return DatasetInputError(f"{where} cannot be decoded: {error}")
@@ -195,7 +237,7 @@ class Alike:
     cure: str
     first: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
-    def check(self, image: NDArray[np.uint8], where: str, array: str) -> None:
+    def check(self, image: NDArray[Any], where: str, array: str) -> None:
         """Raise a `DatasetInputError` if an image has another size."""
         name, shape = self.first.setdefault(array, (where, image.shape))
         if image.shape != shape:

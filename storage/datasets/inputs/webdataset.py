@@ -73,7 +73,8 @@ class WebDataset:
     size
         Width and height to which each image is resized; None if all have the same already.
     mode
-        Mode of Pillow to which each is converted: ``"RGB"``, or ``"L"`` for grey.
+        Mode of Pillow to which each is converted: ``"RGB"``, ``"L"`` for grey, or ``"F"`` for grey
+        of more than 8 bits, as ``float32``.
     decode
         False to store the bytes of the images; see `ImageFolder`.
 

@@ -239,6 +239,57 @@ def test_images_in_folders_are_decoded_once(tmp_path: Path) -> None:
     assert data.schema["x"].shape == (2, 3)
 
 
+def test_images_of_more_than_8_bits_are_not_clipped(tmp_path: Path) -> None:
+    values = np.arange(N * 24, dtype=np.uint16).reshape(N, 4, 6) * 40
+    for at in range(N):
+        place = tmp_path / "xray" / KINDS[at % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values[at]).save(place / f"{at:02}.png")
+    grey, colour, deep = (ImageFolder(tmp_path / "xray", mode=mode) for mode in ("L", "RGB", "F"))
+    for source in (grey, colour):
+        with pytest.raises(DatasetInputError, match=r"00.png .* 0 to 920, .*give mode=\"F\""):
+            ShardedDataset.write(tmp_path / "a", source, n_shards=1)
+    data = ShardedDataset.write(tmp_path / "a", deep, n_shards=1)
+    assert data.schema["x"].dtype == "<f4"
+    assert np.array_equal(np.sort(everything(data)["x"].ravel()), values.ravel())
+
+
+def test_values_of_16_bits_that_8_hold_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "masks" / "a").mkdir(parents=True)
+    for at in range(4):
+        image = Image.fromarray(np.full((2, 2), 60 * at, np.uint16))
+        image.save(tmp_path / "masks" / "a" / f"{at}.png")
+    data = ShardedDataset.write(
+        tmp_path / "a", ImageFolder(tmp_path / "masks", mode="L"), n_shards=1
+    )
+    assert everything(data)["x"][:, 0, 0].tolist() == [0, 60, 120, 180]
+
+
+def test_files_beside_images_are_left_out_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = images(tmp_path / "images")
+    ShardedDataset.write(tmp_path / "a", root, n_shards=2)
+    assert not caplog.records
+    one = root / "ant" / "sub" / "000.png"
+    for copy in (".ipynb_checkpoints/0.png", "ant/.hidden/0.png", "bee/.1.png", "ant/.notes"):
+        (root / copy).parent.mkdir(exist_ok=True)
+        (root / copy).write_bytes(one.read_bytes())
+    assert len(ShardedDataset.write(tmp_path / "b", root, n_shards=2)) == N
+    assert not caplog.records
+    (root / "dog").mkdir()
+    for name in ("ant/a.heic", "bee/b.HEIC", "cat/labels.csv"):
+        (root / name).write_bytes(b"?")
+    Image.open(one).save(root / "cat" / "0.jfif", "JPEG")
+    data = ShardedDataset.write(tmp_path / "c", root, n_shards=2)
+    assert (len(data), data.classes) == (N + 1, {"y": tuple(KINDS)})
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.endswith(
+        "files that are no images by their suffixes are left out: 2 .heic, 1 .csv"
+    )
+    assert second.endswith("folders without images become no classes: 'dog'")
+
+
 def test_a_data_set_is_divided_anew(tmp_path: Path) -> None:
     data = ShardedDataset.write(tmp_path / "data", table(), n_shards=3)
     again = ShardedDataset.write(tmp_path / "again", data, n_shards=5, validation=0.5, seed=1)
