@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import fsspec
+import numpy as np
 from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
@@ -15,12 +18,16 @@ from dagsel.storage.datasets.inputs.reading import Input, Reading, joined
 from dagsel.storage.datasets.inputs.tables import getter, make_array, say_missing
 from dagsel.storage.datasets.sources import Batches
 
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"-?\d{1,18}")
 _BUFFER_BYTES = 1 << 16  # of a column, read ahead
 _BATCH_BYTES = 8 << 20
 
 
-def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> Input:
-    """Stream the row groups of Parquet files."""
+def read_parquet(
+    files: Mapping[str, Mapping[str, str]], reading: Reading, classes: Classes
+) -> Input:
+    """Stream the row groups of Parquet files; each has with it what its folders say of its rows."""
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -28,6 +35,10 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
         raise DatasetInputError(
             f'Parquet files need pyarrow: pip install "dagsel[parquet]" ({error})'
         ) from None
+
+    def is_text(kind: Any) -> bool:
+        kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+        return "string" in str(kind) and not arrow.types.is_nested(kind)
 
     @contextmanager
     def opened(name: str) -> Iterator[Any]:
@@ -41,45 +52,66 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
             raise DatasetInputError(f"{name} cannot be read: {error}") from None
 
     schemas, length = list[Any](), 0
-    for name in files:
+    first_file = next(iter(files))
+    for name, told in files.items():
         with opened(name) as file:
             schemas.append(file.schema_arrow)
             length += file.metadata.num_rows
-        first, schema = schemas[0], schemas[-1]
-        if not schema.equals(first):
-            other = {one.name: str(one.type) for one in schema}
-            differs = next((c.name for c in first if other.get(c.name) != str(c.type)), "a column")
+        kinds, ours = (
+            {**dict.fromkeys(parts, "a folder's name"), **{one.name: one.type for one in schema}}
+            for parts, schema in ((told, schemas[-1]), (files[first_file], schemas[0]))
+        )
+        differs = next((c for c in {**ours, **kinds} if ours.get(c) != kinds.get(c)), None)
+        if differs is not None:
             raise DatasetInputError(
-                f"{name} has a schema of its own: {differs!r} is {other.get(differs)}, and in "
-                f"{files[0]} {first.field(differs).type if differs in first.names else 'missing'}; "
-                "give all files the same columns"
+                f"{name} has a schema of its own: {differs!r} is {kinds.get(differs, 'missing')}, "
+                f"and in {first_file} {ours.get(differs, 'missing')}; give all files the same "
+                "columns"
             )
-    wanted = reading.chosen(first.names, files[0])
-    key = reading.key(first.names, files[0])
+    first = schemas[0]
+    folders = _columns_of_folders(files, first.names)
+    names = [*first.names, *folders]
+    wanted = reading.chosen(names, first_file)
+    key = reading.key(names, first_file)
     needed = list(dict.fromkeys(column for of in wanted.values() for column in of))
 
-    def groups(only: list[str]) -> Iterator[tuple[str, Any]]:
+    def groups(only: list[str]) -> Iterator[tuple[str, str, Any]]:
+        stored = [column for column in only if column not in folders]
         for name in files:
             row = 0
             with opened(name) as file:
                 rows = _batch_rows(file.metadata)
-                for batch in file.iter_batches(rows, columns=only):
+                for batch in file.iter_batches(rows, columns=stored):
                     n_rows = batch.num_rows
-                    yield f"{name}, rows from {row} on", batch
+                    yield name, f"{name}, rows from {row} on", batch
                     del batch  # before the next one is read
                     row += n_rows
 
-    for name, of in wanted.items() if not classes.is_fixed else ():
-        if len(of) == 1 and _is_arrow_text(first.field(of[0]).type):
-            tables = (table[of[0]].unique().to_pylist() for _, table in groups(of))
+    def getter_of(name: str, table: Any) -> Callable[[str], NDArray[Any]]:
+        get, n_rows = getter(table), table.num_rows
+        return lambda column: (
+            np.full(n_rows, folders[column][name]) if column in folders else get(column)
+        )
+
+    for name, (of, *more) in wanted.items() if not classes.is_fixed else ():
+        if more:
+            continue
+        if of in folders:
+            found = set(folders[of].values())
+            if not any(isinstance(value, str) for value in found):
+                continue
+        elif is_text(first.field(of).type):
+            tables = (table[of].unique().to_pylist() for _, _, table in groups([of]))
             found = {value for values in tables for value in values}
-            classes.known[name] = sorted(value for value in found if value is not None)
+        else:
+            continue
+        classes.known[name] = sorted(value for value in found if value is not None)
 
     said: set[str] = set()
 
     def batches() -> Iterator[dict[str, Any]]:
-        for where, table in groups(needed):
-            get = getter(table)
+        for file, where, table in groups(needed):
+            get = getter_of(file, table)
             made = {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
             say_missing(where, made, wanted, said)
             del get, table
@@ -88,7 +120,7 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
             del made
 
     def values() -> Iterator[Any]:
-        return (getter(table)(str(key)) for _, table in groups([str(key)]))
+        return (getter_of(file, table)(str(key)) for file, _, table in groups([str(key)]))
 
     return Input(Batches(batches(), length), values, joined(wanted))
 
@@ -102,5 +134,19 @@ def _batch_rows(metadata: Any) -> int:
     return max(1, _BATCH_BYTES // max(1, row_bytes))
 
 
-def _is_arrow_text(kind: Any) -> bool:
-    return any(word in str(kind) for word in ("string", "dictionary"))
+def _columns_of_folders(
+    files: Mapping[str, Mapping[str, str]], stored: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the columns that only the folders' names hold: their value for each file."""
+    columns: dict[str, dict[str, Any]] = {}
+    for key in next(iter(files.values())):
+        if key in stored:
+            continue
+        texts = {name: None if of[key] == _NO_VALUE else of[key] for name, of in files.items()}
+        columns[key] = texts
+        if all(value is None or _INTEGER.fullmatch(value) for value in texts.values()):
+            number = float if None in texts.values() else int
+            columns[key] = {
+                name: np.nan if value is None else number(value) for name, value in texts.items()
+            }
+    return columns

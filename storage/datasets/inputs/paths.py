@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import fsspec
 
@@ -47,16 +48,22 @@ def find_files(paths: Any, suffixes: tuple[str, ...]) -> list[str]:
         If nothing is there.
     """
     found = []
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        for each in expand_braces(os.fspath(path)):
-            found += _find(each, suffixes)
+    for path in _given(paths):
+        found += _find(path, suffixes)
     return found
+
+
+def _given(paths: Any) -> Iterator[str]:
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        yield from expand_braces(os.fspath(path))
 
 
 def _find(path: str, suffixes: tuple[str, ...]) -> list[str]:
     fs, place = fsspec.core.url_to_fs(path)
     if fs.isdir(place):
-        found = sorted(fs.find(place))
+        marks = (".", "_") if suffixes == PARQUET else (".",)  # as pyarrow and pandas
+        names = sorted(fs.find(place))
+        found = [name for name in names if not _is_hidden(name[len(place) :], marks)]
     elif "*" in place:
         found = sorted(fs.glob(place))
     else:
@@ -65,6 +72,36 @@ def _find(path: str, suffixes: tuple[str, ...]) -> list[str]:
         raise DatasetInputError(f"nothing is at {without_credentials(path)}; check the path")
     names = [name for name in found if name.endswith(suffixes)]
     return [fs.unstrip_protocol(name) for name in names]
+
+
+def _is_hidden(name: str, marks: tuple[str, ...]) -> bool:
+    """Whether a file, or a folder that it is in, is marked as no data by its name.
+
+    Examples
+    --------
+    >>> _is_hidden("/kind=cat/0.parquet", (".", "_")), _is_hidden("/_temporary/0.parquet", ("_",))
+    (False, True)
+    """
+    return any(part.startswith(marks) for part in name.split("/"))
+
+
+def partition_of(file: str, paths: Any) -> dict[str, str]:
+    """Return what the folders ``key=value`` below the paths that were given say of a file.
+
+    Examples
+    --------
+    >>> partition_of("file:///d/kind=a%20b/x.parquet", "/d")
+    {'kind': 'a b'}
+    """
+    for path in _given(paths):
+        fs, place = fsspec.core.url_to_fs(path)
+        fixed, has_pattern, _ = place.partition("*")
+        root = fs.unstrip_protocol(fixed.rpartition("/")[0] if has_pattern else fixed)
+        if file.startswith(f"{root}/"):
+            folders = file[len(root) + 1 :].split("/")[:-1]
+            pairs = (folder.partition("=") for folder in folders if "=" in folder)
+            return {unquote(key): unquote(value) for key, _, value in pairs}
+    return {}
 
 
 def are_paths(source: Any) -> bool:

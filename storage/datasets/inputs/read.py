@@ -21,7 +21,7 @@ from dagsel.storage.datasets.inputs.arrays import (
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.parquet import read_parquet
-from dagsel.storage.datasets.inputs.paths import PARQUET, TAR, are_paths, find_files
+from dagsel.storage.datasets.inputs.paths import PARQUET, TAR, are_paths, find_files, partition_of
 from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column, joined
 from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
 from dagsel.storage.datasets.inputs.tables import (
@@ -72,7 +72,8 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
     if are_paths(source):
         if parquet := find_files(source, PARQUET):
             reading.nothing_to_decode(what)
-            return read_parquet(parquet, reading, classes)
+            folders = {file: partition_of(file, source) for file in parquet}
+            return read_parquet(folders, reading, classes)
         source = WebDataset(source) if find_files(source, TAR) else _folder(source)
     if isinstance(source, ImageFolder | WebDataset):
         return source.arrays(reading, classes)

@@ -105,7 +105,7 @@ def make_array(
     """Make an array of one column or several."""
     if len(of) == 1:
         values = get(of[0])
-        if is_text(values):
+        if is_text(values) or (values.dtype == object and name in classes.known):
             if name not in classes.known and not classes.is_fixed:
                 classes.known[name] = sorted({str(it) for it in values if isinstance(it, str)})
             return classes.encode(name, values, where)
@@ -119,7 +119,7 @@ def make_array(
             raise DatasetInputError(
                 f"{where}: column {column!r} holds arrays; make it one of its own"
             )
-        if part.dtype.kind in "mMO":
+        if part.dtype.kind in "mM":
             what, cure = _no_numbers(column, part)
             raise DatasetInputError(
                 f"{where}: column {column!r} holds {what}, and joins others as numbers: {cure}, or "
@@ -182,13 +182,19 @@ def say_missing(
 
 def _no_numbers(column: str, values: NDArray[Any]) -> tuple[str, str]:
     """Return what a column holds that is no numbers, and how it becomes some."""
-    frame, kind = f"frame[{column!r}]", values.dtype.kind
-    objects = f"values of type {type(values[0]).__name__}" if kind == "O" else ""
-    if kind == "m" or (objects and hasattr(values[0], "total_seconds")):
-        return objects or "durations", as_number("m", frame)
-    if kind == "M" or (objects and hasattr(values[0], "timestamp")):
-        return objects or "dates", as_number("M", frame)
-    return objects, "make them numbers"
+    frame, kind, first = f"frame[{column!r}]", values.dtype.kind, values[0]
+    if kind != "O":
+        return ("dates" if kind == "M" else "durations"), as_number(kind, frame)
+    what = f"values of type {type(first).__name__}"
+    if isinstance(first, np.ndarray | list | tuple):
+        return f"lists of {type(first[0]).__name__}", "make numbers or one text of each"
+    if hasattr(first, "total_seconds"):
+        return what, as_number("m", frame)
+    if hasattr(first, "toordinal"):
+        made = f"write {frame} = pandas.to_datetime({frame}), and then"
+        return what, as_number("M", frame).replace("write", made)
+    is_decimal = hasattr(first, "quantize")
+    return what, f"write {frame} = {frame}.astype(float)" if is_decimal else "make them numbers"
 
 
 def is_text(values: NDArray[Any]) -> bool:
@@ -211,6 +217,12 @@ def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any] | Ra
     except (TypeError, ValueError):
         pass
     else:
+        if stacked.dtype == object:
+            what, cure = _no_numbers(column, values)
+            raise DatasetInputError(
+                f"{where}: column {column!r} holds {what}, which an array does not store: {cure}, "
+                "or leave it out"
+            )
         check_bytes(f"{where}: column {column!r}", stacked, values)
         return stacked
     kinds = [type(value).__name__ for value in values]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -407,6 +408,14 @@ def other_schema(folder: Path) -> Path:
     return folder / "parts"
 
 
+def written_files(folder: Path, frames: list[pd.DataFrame], names: Any = None) -> Path:
+    for at, frame in enumerate(frames):
+        path = folder / "files" / (names[at] if names else f"{at}.parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(path)
+    return folder / "files"
+
+
 def torn(folder: Path) -> Path:
     as_file(table(), folder)
     path = folder / "t.parquet"
@@ -506,6 +515,24 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         lambda p: Batches([{"x": np.zeros(N)}], N), ["x"], "of files, and arrays has arrays by"),
     "a schema of its own": (
         other_schema, None, "part-9.parquet has a schema of its own: 'age' is double, and in .*i"),
+    "a column that a later file has": (
+        lambda p: written_files(p, [table(), table().assign(more=1)]), None,
+        "1.parquet has a schema of its own: 'more' is int64, and in .*0.parquet missing"),
+    "a folder's name that a later file lacks": (
+        lambda p: written_files(p, [table(), table()], ["kind2=a/0.parquet", "x/1.parquet"]), None,
+        "'kind2' is missing, and in .*0.parquet a folder's name"),
+    "lists of text in a file": (
+        lambda p: as_file(table().assign(tags=pd.Series([["a", "b"]] * N)), p), None,
+        "t.parquet, rows from 0 on: column 'tags' holds lists of str, which"),
+    "dates of a zone in a file": (
+        lambda p: as_file(table().assign(age=DATES.dt.tz_localize("UTC")), p), None,
+        r"'age' holds values of type Timestamp, which .*frame\['age'\] = \(frame.*\.dt\.days"),
+    "days": (
+        lambda p: table().assign(age=DATES.dt.date), None,
+        r"'age' holds values of type date, which .*frame\['age'\] = pandas.to_datetime\(frame"),
+    "decimals": (
+        lambda p: table().assign(age=pd.Series([Decimal(at) for at in range(N)], dtype=object)),
+        None, r"'age' holds values of type Decimal, .*= frame\['age'\].astype\(float\)"),
     "a torn file": (torn, None, "t.parquet cannot be read"),
     "one array": (lambda p: np.zeros((N, 2)), None, 'is a ndarray; pass a mapping .*{"x": arrays}'),
     "a number": (lambda p: 7, None, "arrays is a int, 7; pass a mapping"),
@@ -519,6 +546,54 @@ def test_what_is_wrong_is_named_and_nothing_is_written(what: str, tmp_path: Path
     with pytest.raises(DatasetError, match=message):
         ShardedDataset.write(tmp_path / "data", make(tmp_path / "in"), n_shards=2, columns=columns)
     assert not (tmp_path / "data").exists()
+
+
+def test_names_of_folders_are_columns(tmp_path: Path) -> None:
+    frame = table().assign(year=[2023, 2024] * 30)
+    frame.to_parquet(tmp_path / "hive", partition_cols=["year", "kind"])
+    for source in (tmp_path / "hive", f"{tmp_path}/hive/*/*/*.parquet"):
+        data = ShardedDataset.write(tmp_path / "data", source, n_shards=2, overwrite=True)
+        assert data.classes == {"kind": tuple(KINDS)}
+        found = everything(data)
+        assert all(np.array_equal(found[name], frame[name]) for name in ("age", "height", "year"))
+        assert [KINDS[kind] for kind in found["kind"]] == frame["kind"].tolist()
+    columns = {"x": ["height", "year"], "y": "kind"}
+    data = ShardedDataset.write(
+        tmp_path / "some", tmp_path / "hive", n_shards=2, columns=columns, stratify="kind"
+    )
+    in_validation = np.concatenate([data.validation_shard(k)["y"] for k in (0, 1)])
+    assert np.bincount(in_validation).tolist() == [4, 4, 4]
+    assert set(everything(data)["x"][:, 1]) == {2023, 2024}
+    inside = ShardedDataset.write(tmp_path / "in", tmp_path / "hive" / "year=2023", n_shards=2)
+    assert list(inside.schema) == ["age", "height", "kind"]
+
+
+def test_a_folder_whose_name_says_that_there_is_no_value(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = table().assign(year=pd.Series([2023, None] * 30))
+    numbers.to_parquet(tmp_path / "numbers", partition_cols=["year"])
+    texts = table().assign(part=pd.Series(["a", None] * 30))
+    texts.to_parquet(tmp_path / "texts", partition_cols=["part"])
+    data = ShardedDataset.write(tmp_path / "data", tmp_path / "numbers", n_shards=2)
+    assert np.isnan(everything(data)["year"]).sum() == 30
+    assert "column 'year' lacks 30 of its values" in caplog.text
+    with pytest.raises(DatasetInputError, match="row 0 of 'part' is None, and others are text"):
+        ShardedDataset.write(tmp_path / "no", tmp_path / "texts", n_shards=2)
+
+
+def test_what_is_marked_as_no_data_is_left_out(tmp_path: Path) -> None:
+    names = ["a.parquet", "_temporary/0/a.parquet", ".a.parquet", ".hidden/a.parquet"]
+    folder = written_files(tmp_path, [table()] * 4, names)
+    assert len(ShardedDataset.write(tmp_path / "data", folder, n_shards=2)) == N
+
+
+def test_columns_of_files_may_stand_in_another_order(tmp_path: Path) -> None:
+    frame = table()
+    folder = written_files(tmp_path, [frame[:30], frame[30:][["kind", "height", "age"]]])
+    data = ShardedDataset.write(tmp_path / "data", folder, n_shards=2)
+    found = everything(data)
+    assert all(np.array_equal(found[name], frame[name]) for name in ("age", "height"))
 
 
 PEAK = """
