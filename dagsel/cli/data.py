@@ -37,7 +37,7 @@ def shard(
 ) -> Answer:
     """Write SOURCE as a data set to TARGET, a path or URL.
 
-    SOURCE is a .npz file, a CSV file, Parquet files, tar files, or a folder with a folder of images
+    SOURCE is a .npz file, CSV files, Parquet files, tar files, or a folder with a folder of images
     for each class.
     """
     from dagsel.storage import ShardedDataset
@@ -114,20 +114,41 @@ def _column(given: str) -> tuple[str, str | list[str]]:
 
 def _read(source: tuple[str, ...]) -> Any:
     """Return what `ShardedDataset.write` takes: it knows paths but those of arrays and of CSV."""
-    if len(source) > 1:
-        return list(source)
-    (path,) = source
-    kind = Path(path).suffix.lower()
-    if kind not in (".npz", ".csv"):
-        return path
-    try:
-        if kind == ".csv":
-            import pandas as pd
+    from dagsel.storage.datasets.inputs.paths import are_paths
 
-            return pd.read_csv(path)
+    kinds = {Path(path).suffix.lower() for path in source}
+    if kinds == {".csv"}:
+        return _read_tables(source)
+    path, *more = source
+    if more and not are_paths(source):
+        raise DatasetInputError(
+            f"{path} is one of {len(source)} sources that are not read together; give CSV files, "
+            "Parquet files or tar files alone, or a single one"
+        )
+    if kinds != {".npz"}:
+        return list(source) if more else path
+    try:
         import numpy as np
 
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError) as error:
         raise DatasetInputError(f"{path} cannot be read: {error}") from None
+
+
+def _read_tables(paths: tuple[str, ...]) -> Any:
+    """Read CSV files as one table."""
+    import pandas as pd
+
+    tables = []
+    for path in paths:
+        try:
+            tables.append(pd.read_csv(path))
+        except (OSError, ValueError) as error:
+            raise DatasetInputError(f"{path} cannot be read: {error}") from None
+        if differs := sorted({*map(str, tables[0])} ^ {*map(str, tables[-1])}):
+            raise DatasetInputError(
+                f"only one of {paths[0]} and {path} has the column {differs[0]!r}; give all files "
+                "the same columns"
+            )
+    return pd.concat(tables, ignore_index=True)

@@ -84,12 +84,28 @@ def test_images_in_folders_and_those_that_are_damaged(tmp_path: Path) -> None:
     assert told["classes"]["y"] == ["cat", "dog"]
 
 
-def test_several_files(tmp_path: Path, table: pd.DataFrame) -> None:
-    for k in range(3):
-        table.iloc[20 * k : 20 * k + 20].to_parquet(tmp_path / f"part-{k}.parquet")
-    parts = [tmp_path / f"part-{k}.parquet" for k in range(3)]
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_several_files(tmp_path: Path, table: pd.DataFrame, kind: str) -> None:
+    parts = [tmp_path / f"part-{k}.{kind}" for k in range(3)]
+    for k, part in enumerate(parts):
+        some = table.iloc[20 * k : 20 * k + 20]
+        some.to_csv(part, index=False) if kind == "csv" else some.to_parquet(part)
     told = asked("shard", *parts, tmp_path / "out", "--n-shards", 2)
     assert told["n_train"] + told["n_validation"] == len(table)
+    assert told["classes"] == {"kind": ["ant", "bee", "cat"]}
+
+
+def test_several_files_that_are_no_one_table_are_refused(
+    tmp_path: Path, table: pd.DataFrame
+) -> None:
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    table.to_csv(a, index=False)
+    table.drop(columns="b").to_csv(b, index=False)
+    told = asked("shard", a, b, tmp_path / "out", "--n-shards", 2, code=1)
+    assert "has the column 'b'; give all files the same columns" in told["text"]
+    told = asked("shard", a, tmp_path / "b.npz", tmp_path / "out", "--n-shards", 2, code=1)
+    assert "is one of 2 sources that are not read together" in told["text"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_values(tmp_path: Path) -> None:

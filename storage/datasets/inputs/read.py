@@ -112,7 +112,11 @@ def _check_array_name(name: object) -> None:
         ) from None
 
 
-def _folder(path: str | os.PathLike[str]) -> ImageFolder:
+def _folder(path: Any) -> ImageFolder:
+    if not isinstance(path, str | os.PathLike):
+        if len(path) > 1:
+            raise _not_read(path)
+        (path,) = path
     if Path(path).is_file():
         raise DatasetInputError(
             f"{os.fspath(path)} is a file of a kind that is not read; give what reads it, such as "
@@ -121,10 +125,25 @@ def _folder(path: str | os.PathLike[str]) -> ImageFolder:
     return ImageFolder(path)
 
 
+def _not_read(paths: Sequence[Any]) -> DatasetInputError:
+    return DatasetInputError(
+        f"{os.fspath(paths[0])} is the first of {len(paths)} paths of a kind that is not read "
+        "together; give what reads them, such as pandas.concat(map(pandas.read_csv, paths))"
+    )
+
+
+def _are_files(source: Any) -> bool:
+    """Whether something is a list of names of files that are there: no data by themselves."""
+    is_list = isinstance(source, list | tuple) and len(source) > 0
+    return is_list and all(isinstance(each, str) and os.path.isfile(each) for each in source)  # noqa: PTH113
+
+
 def _is_samples(source: Any, what: str) -> bool:
     """Whether a source has samples; raise a `DatasetInputError` if it has nothing we know."""
     kind = type(source).__name__
     check_is_read(what, source)
+    if _are_files(source):
+        raise _not_read(source)
     if kind in ("DatasetDict", "IterableDatasetDict"):
         raise DatasetInputError(
             f"{what} is a {kind} of {', '.join(map(repr, source))}; give one of them, and "

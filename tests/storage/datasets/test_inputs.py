@@ -504,6 +504,11 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         lambda p: as_file(table().assign(kind=pd.Series(["a"] * 30 + [None] * 30)), p), None,
         "rows from 0 on: row 30 of 'kind' is (nan|None)"),
     "a file that is no table": (text_file, None, "is a file of a kind that is not read; give what"),
+    "names of files": (
+        lambda p: [str(text_file(p)), str(text_file(p))], None,
+        "t.csv is the first of 2 paths of a kind that is not read together; give what reads them"),
+    "paths of files": (lambda p: [text_file(p)] * 3, None, "t.csv is the first of 3 paths"),
+    "a list of one path": (lambda p: [text_file(p)], None, "t.csv is a file of a kind that is not"),
     "an empty data set": (lambda p: [], None, "arrays is empty"),
     "nothing there": (lambda p: p / "nowhere", None, "nothing is at .*nowhere"),
     "an empty folder": (lambda p: p, None, "has no folders with images, no Parquet"),
