@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import fsspec
 import numpy as np
@@ -169,13 +169,32 @@ class WebDataset:
         return Input(Batches(batches()))
 
 
+class _Header(tarfile.TarInfo):
+    """Tells the end of an archive, which is zeros, from that of a file that was cut off."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            if not tar.offset or isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise
+            raise tarfile.ReadError(
+                f"it ends or is damaged at byte {tar.offset:,} ({error}); copy or write it anew, "
+                "or if nothing is missing, append the 1,024 zeros that end a tar file"
+            ) from None
+
+
 def _read(files: Iterable[str], needed: Collection[str] | None) -> Iterator[Members]:
     """Go over the samples of tar files, with the needed parts of each."""
     for file in files:
         name = without_credentials(file)
         at, parts = "", dict[str, bytes]()
         try:
-            with fsspec.open(file, "rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
+            with (
+                fsspec.open(file, "rb") as stream,
+                tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Header) as tar,
+            ):
                 for member in tar:
                     folder, _, base = member.name.rpartition("/")
                     stem, _, extension = base.partition(".")

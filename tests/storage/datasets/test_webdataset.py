@@ -229,6 +229,18 @@ def torn(folder: Path) -> Path:
     return path
 
 
+def cut(n_bytes: int, junk: bytes = b"") -> Any:
+    """A file of its first bytes alone: a member of these files is 1,024 with its header."""
+
+    def make(folder: Path) -> Path:
+        path = one(folder)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:n_bytes] + junk + (whole[n_bytes + len(junk) :] if junk else b""))
+        return path
+
+    return make
+
+
 def no_tar(folder: Path) -> Path:
     (folder / "a.tar").write_bytes(b"hello" * 1000)
     return folder / "a.tar"
@@ -269,6 +281,9 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "an object as a value": (lambda p: one(p, json=b'{"a": {"b": 1}}'), {"x": "json.a"}, "make it"),
     "parts together": (lambda p: one(p), {"x": ["cls", "cls"]}, "an array is made of one part"),
     "a torn file": (torn, None, "a.tar cannot be read: unexpected end of data"),
+    "a file without an end": (cut(8 * 1024), None, "it ends or is damaged at byte 8,192 .empty"),
+    "a file cut in a header": (cut(5 * 1024 + 9), None, "or is damaged at byte 5,120"),
+    "a damaged header": (cut(5 * 1024, b"?" * 512), None, "byte 5,120 .invalid header"),
     "no tar at all": (no_tar, None, "a.tar cannot be read"),
     "a torn gz": (torn_gz, None, "a.tar.gz cannot be read"),
     "a member of a petabyte": (too_large, None, "0.cls has 1.* may have"),
