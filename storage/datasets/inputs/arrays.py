@@ -49,6 +49,11 @@ def as_array(name: str, value: Any) -> Any:
     is_text = [isinstance(item, str) for item in array.flat]
     if all(is_text):
         return array.astype("U")
+    if array.size and all(isinstance(item, bytes) for item in array.flat):
+        raise DatasetInputError(
+            f"{name} holds bytes; make text of labels, such as by [each.decode() for each in "
+            f"{name}], and {name}.astype('S') keeps bytes"
+        )
     import pandas as pd  # only here: workers that read shards do without
 
     lacking = np.flatnonzero(pd.isna(array)) if array.ndim == 1 else np.array([], int)

@@ -297,7 +297,9 @@ def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what:
     }
     for name in arrays:
         if reading.keeps(name):
-            arrays[name] = _numbered(name, arrays[name], classes, what)
+            value, arrays[name] = arrays[name], _numbered(name, arrays[name], classes, what)
+            if arrays[name] is value:
+                classes.takes_over(name, None, what)
     if reading.by is None:
         return Input(arrays)
     check_column(reading.by, list(arrays), what)
@@ -320,6 +322,8 @@ def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what:
 
 def _numbered(name: str, value: Any, classes: Classes, what: str) -> Any:
     """Return a column or an array of texts, one a sample, as the numbers of its classes."""
+    if not isinstance(value, np.ndarray | Batches) and not hasattr(value, "to_numpy"):
+        return _numbered_in_blocks(name, value, classes, what)
     is_column = hasattr(value, "to_numpy") and getattr(value, "ndim", 1) == 1
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "OUT" and value.ndim == 1
     if not (is_column or is_array):
@@ -329,3 +333,24 @@ def _numbered(name: str, value: Any, classes: Classes, what: str) -> Any:
     if not is_text(values) or (is_objects and not all(isinstance(each, str) for each in values)):
         return value
     return make_array(name, [name], lambda _: values, classes, what)
+
+
+def _numbered_in_blocks(name: str, value: Any, classes: Classes, what: str) -> Any:
+    """Return an array of Dask, Zarr or h5py as numbers, if it holds texts, one a sample."""
+    shape: tuple[Any, ...] = getattr(value, "shape", ())
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if len(shape) != 1 or kind not in ("O", "U", "T") or not shape[0] > 0:  # Dask's may be NaN
+        return value
+    rows = value
+    if hasattr(value, "asstr"):  # h5py's, whose texts are bytes
+        try:
+            rows = value.asstr()
+        except TypeError:
+            return value
+    if not is_text(np.asarray(rows[:1])):
+        return value
+    blocks = (np.asarray(rows[at : at + _ROWS]) for at in range(0, shape[0], _ROWS))
+    if classes.is_fixed or name in classes.known:
+        return np.concatenate([classes.encode(name, block, what) for block in blocks])
+    numbers = np.concatenate([classes.learn(name, block, what) for block in blocks])
+    return classes.settle(name)[numbers]

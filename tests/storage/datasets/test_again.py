@@ -61,9 +61,13 @@ def test_two_data_sets_that_do_not_match_are_refused(tmp_path: Path) -> None:
 
 def test_numbers_beside_classes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     numbers = written(tmp_path / "a", {"x": np.arange(N), "y": np.arange(N) % 2})
-    written(tmp_path / "b", written(tmp_path / "c", kinds(["cat", "dog"])), validation=numbers)
-    assert "validation: 'y' is numbers, and text in the training data: make sure that 0 stands for"\
-        " 'cat'" in caplog.text  # fmt: skip
+    animals = written(tmp_path / "c", kinds(["cat", "dog"]))
+    of_arrays = {"x": np.arange(N), "y": np.arange(N) % 2}
+    for place, validation in (("b", numbers), ("d", of_arrays)):
+        caplog.clear()
+        written(tmp_path / place, animals, validation=validation)
+        assert "validation: 'y' is numbers, and text in the training data" in caplog.text
+        assert "make sure that 0 stands for 'cat'" in caplog.text
 
 
 IDS = np.arange(600)

@@ -9,17 +9,20 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import fsspec
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from dagsel.errors import DatasetError, DatasetInputError
 from dagsel.storage import Batches, ImageFolder, ShardedDataset
+from dagsel.storage.datasets.inputs import read as reads
 
 polars = pytest.importorskip("polars")
 arrow = pytest.importorskip("pyarrow")
@@ -677,6 +680,53 @@ def test_labels_beside_arrays_become_numbers(make: Any, tmp_path: Path) -> None:
     numbers = {"x": np.arange(N), "y": np.arange(N)}
     with pytest.raises(DatasetInputError, match="validation: 'y' is text, and something else"):
         ShardedDataset.write(tmp_path / "f", numbers, n_shards=2, validation=few)
+
+
+def of_h5py(texts: list[str], folder: Path) -> Any:
+    h5py = pytest.importorskip("h5py")
+    file = h5py.File(folder / "y.h5", "w")
+    return file.create_dataset("y", data=texts, dtype=h5py.string_dtype())
+
+
+ELSEWHERE: dict[str, Any] = {
+    "Dask": lambda texts, p: dask.array.from_array(np.array(texts), chunks=7),
+    "Dask, objects": lambda texts, p: dask.array.from_array(np.array(texts, object), chunks=7),
+    "Dask, of what is not known": lambda texts, p: dask.array.from_array(
+        np.array(texts, object), chunks=7
+    ).astype("U"),
+    "Zarr": lambda texts, p: zarr.create_array(p / "y.zarr", data=np.array(texts)),
+    "h5py": of_h5py,
+}
+
+
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+@pytest.mark.parametrize("how", ELSEWHERE)
+def test_texts_of_arrays_elsewhere_become_numbers(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "_ROWS", 8)
+    kinds = table()["kind"].tolist()
+    for part in ("train", "validation"):
+        (tmp_path / part).mkdir()
+    arrays = {"x": np.arange(N), "y": ELSEWHERE[how](kinds, tmp_path / "train")}
+    some = {"x": np.arange(9), "y": ELSEWHERE[how](["cat"] * 9, tmp_path / "validation")}
+    data = ShardedDataset.write(tmp_path / "data", arrays, n_shards=2, stratify="y")
+    assert data.classes == {"y": tuple(KINDS)}
+    assert [KINDS[number] for number in everything(data)["y"]] == kinds
+    data = ShardedDataset.write(tmp_path / "two", arrays, n_shards=2, validation=some)
+    assert {int(y) for k in (0, 1) for y in data.validation_shard(k)["y"]} == {2}
+
+
+def test_bytes_in_an_array_of_objects_are_named(tmp_path: Path) -> None:
+    kinds = np.array([kind.encode() for kind in table()["kind"]], object)
+    with pytest.raises(
+        DatasetInputError, match=r"y holds bytes; .*\[each.decode\(\) for each in y"
+    ):
+        ShardedDataset.write(tmp_path / "no", {"y": kinds}, n_shards=2)
+    texts = [each.decode() for each in kinds]
+    data = ShardedDataset.write(tmp_path / "data", {"y": texts}, n_shards=2)
+    assert data.classes == {"y": tuple(KINDS)}
+    assert ShardedDataset.write(tmp_path / "b", {"y": kinds.astype("S")}, n_shards=2).classes == {}
 
 
 def test_texts_of_a_stream_of_arrays_become_numbers(tmp_path: Path) -> None:
