@@ -288,13 +288,14 @@ def check_numbers(data: DataOutline) -> None:
     Traceback (most recent call last):
     ...
     dagsel.errors.WorkloadError: array 'y' is text (dtype <U3), and a model takes numbers: write \
-the data set with  classes, y = np.unique(y, return_inverse=True)
+the data set with  classes, y = np.unique(y, return_inverse=True)  or without it
     """
     for name, (dtype, _) in data.arrays.items():
         if dtype.kind in "US":
             raise WorkloadError(
                 f"array {name!r} is text (dtype {dtype.str}), and a model takes numbers: write "
-                f"the data set with  classes, {name} = np.unique({name}, return_inverse=True)"
+                f"the data set with  classes, {name} = np.unique({name}, return_inverse=True)  or "
+                "without it"
             )
 
 

@@ -691,6 +691,26 @@ def test_arrays_that_nothing_uses_are_told_of(caplog: pytest.LogCaptureFixture) 
     assert "'x', the target is 'y', and nothing uses 'more' and 'rest'" in told
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_unsigned_numbers_are_trained_on(dtype: str) -> None:
+    def input_fn(batch: Any, config: Any) -> Any:
+        return batch["x"].float() / 9, batch["y"].long()
+
+    rows = np.random.default_rng(0).integers(0, 9, (20, 6))
+    last: dict[str, Any] = {"x": rows.astype(dtype), "y": (rows[:, 0] % 3).astype(dtype)}
+    first = {name: array.astype("int64") for name, array in last.items()}
+    states = []
+    for arrays_ in (first, last):
+        workload = make_workload(input_fn=input_fn)
+        outline = {name: (array.dtype, array.shape[1:]) for name, array in arrays_.items()}
+        workload.validate_data({}, DataOutline((20,), outline))
+        shard = workload.prepare(arrays_)
+        trained = workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0))
+        workload.evaluate(trained.state, shard, {})
+        states.append(workload.restore(trained.state, {}).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 def make_workload(**given: Any) -> TorchWorkload:
     return TorchWorkload(Net, F.cross_entropy, torch.optim.SGD, batch_size=5, **given)
 

@@ -25,6 +25,7 @@ from dagsel.workloads.torch.device import (
     copy_rows,
     gather_rows,
     pin,
+    rows_at,
     send_ahead,
     transfer_device,
 )
@@ -123,8 +124,8 @@ def training_batches(
         if not is_plain:
             return pair(gather(index))
         if making.input_fn is None:
-            return first.index_select(0, index), last.index_select(0, index)
-        return pair({name: rows.index_select(0, index) for name, rows in shard.items()})
+            return rows_at(first, index), rows_at(last, index)
+        return pair({name: rows_at(rows, index) for name, rows in shard.items()})
 
     def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
         inputs, targets = making.pair(batch, config)
@@ -174,7 +175,7 @@ def _gathered(
     batch = {
         name: rows.rows(places)
         if isinstance(rows, RaggedTensor)
-        else rows.index_select(0, index.to(rows.device))
+        else rows_at(rows, index.to(rows.device))
         for name, rows in shard.items()
     }
     if change is None:

@@ -19,6 +19,7 @@ from dagsel.workloads.torch.ragged import RaggedTensor
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 Shard: TypeAlias = dict[str, Any]  # of tensors, and of `RaggedTensor`
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _BATCHES_AHEAD = 2  # one on its way while another waits; more only takes memory
 
 
@@ -264,10 +265,27 @@ def pin(batch: Tensors, device: Accelerator) -> Tensors:
     return {name: _pinned(device, rows) for name, rows in batch.items()}
 
 
+def rows_at(
+    rows: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a copy of some rows; PyTorch selects none of unsigned numbers of 16 bits and more.
+
+    Examples
+    --------
+    >>> rows_at(torch.tensor([7, 65_535, 9], dtype=torch.uint16), torch.tensor([1, 0])).tolist()
+    [65535, 7]
+    """
+    signed = _SIGNED.get(rows.dtype)
+    if signed is None:
+        return torch.index_select(rows, 0, index, out=out)
+    there = None if out is None else out.view(signed)
+    return torch.index_select(rows.view(signed), 0, index, out=there).view(rows.dtype)
+
+
 def gather_rows(shard: Tensors, device: Accelerator, index: torch.Tensor) -> Tensors:
     """Copy some rows of a shard into pinned memory."""
     return {
-        name: torch.index_select(array, 0, index, out=device.pinned(array, index.numel()))
+        name: rows_at(array, index, out=device.pinned(array, index.numel()))
         for name, array in shard.items()
     }
 

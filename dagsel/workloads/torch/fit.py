@@ -143,5 +143,6 @@ def check_dtypes(data: DataOutline) -> None:
             torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
         except TypeError as error:
             raise WorkloadError(
-                f"array {name!r} of dtype {dtype} cannot become a tensor: {error}"
+                f"array {name!r} of dtype {dtype} cannot become a tensor: {error} Write the data "
+                "set without it, or with numbers in its place"
             ) from error

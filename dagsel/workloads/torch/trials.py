@@ -15,7 +15,7 @@ from dagsel.workloads.base import Config
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import Making
 from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
-from dagsel.workloads.torch.device import Shard, accelerator, device_of
+from dagsel.workloads.torch.device import Shard, accelerator, device_of, rows_at
 from dagsel.workloads.torch.fit import Casting
 from dagsel.workloads.torch.frozen import Frozen, checksums
 from dagsel.workloads.torch.layout import ChannelsLast, bears, gains
@@ -233,7 +233,7 @@ class MakesTrials(FollowsMetrics):
 
         def make_inputs() -> Any:
             twice = torch.zeros(2, dtype=torch.int64)  # a norm wants more than one
-            batch = {name: rows.index_select(0, twice) for name, rows in shard.items()}
+            batch = {name: rows_at(rows, twice) for name, rows in shard.items()}
             return self._making.pair(batch, config)[0]
 
         try:
