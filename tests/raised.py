@@ -35,8 +35,9 @@ MADE_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "TooLittleTimeError": ("dagsel/driver/first_epoch.py", "_say", "_say_at_end"),
         "AllTrialsFailedError": ("dagsel/driver/troubles.py", "say"),
     },
-    "dagsel/driver/runner.py: reason": {
+    "dagsel/driver/troubles.py: failure.reason": {
         "ClusterError": ("dagsel/dispatch/workers.py", "shortage"),
+        "DatasetError": ("dagsel/dispatch/workers.py", "damage"),
     },
     "dagsel/execution/raising.py: text": {
         "OutOfMemoryError": ("dagsel/workloads/memory.py", "text_of"),

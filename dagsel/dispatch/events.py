@@ -341,6 +341,7 @@ class FailRun:
     """The run cannot go on; the reason has the numbers."""
 
     reason: str
+    is_of_data: bool = False  # what the data set lacks, and no worker
 
 
 Instruction: TypeAlias = (

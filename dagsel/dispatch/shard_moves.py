@@ -203,6 +203,7 @@ class ShardMoves:
         refused = any(all(shard in host.refused for host in hosts) for shard in missing)
         if (refused or state.now >= overdue_s) and not self._has_failed:
             self._has_failed = True
-            state.out.append(FailRun(workers.shortage(missing)))
+            damage = workers.damage(missing)
+            state.out.append(FailRun(damage or workers.shortage(missing), bool(damage)))
         elif not self._has_failed:
             state.wake(overdue_s)

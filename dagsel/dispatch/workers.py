@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dagsel import errors
 from dagsel.dispatch.events import DropShard, Instruction, LoadShard, Worker
 from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.placement import Capacity, place
@@ -14,6 +15,13 @@ from dagsel.dispatch.units import Unit
 WATCH_S = 2.0  # a worker's training time that must be seen before its shards move for its speed
 DRIFT = 0.25  # relative change of a measured speed from which a new placement is considered
 GAIN = 0.15  # share of the slowest worker's time that a new placement must save
+
+#: How the text of an exception begins by which the data is damaged or gone.
+_OF_DATA = tuple(
+    f"{name}("
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.DatasetError)
+)
 
 
 @dataclass(slots=True)
@@ -249,17 +257,30 @@ class WorkerTable(dict[Worker, KnownWorker]):
             wanted |= other.wanted
         return not host.held & wanted & ~elsewhere
 
-    def shortage(self, shards: list[int]) -> str:
-        """Say why shards are missing, in numbers."""
-        hosts = self.staying
-        refusals = [
-            f"{host.worker}: {host.refused[shard]}"
+    def damage(self, shards: list[int]) -> str:
+        """Say what all workers found damaged, if the data is why shards are missing."""
+        refusals = self._refusals(shards)
+        if not refusals or not all(reason.startswith(_OF_DATA) for _, reason in refusals):
+            return ""
+        return (
+            f"shard {shards[0]} can be loaded nowhere: {refusals[0][1]}; restore it from a copy, "
+            "or write the data set again and search anew"
+        )
+
+    def _refusals(self, shards: list[int]) -> list[tuple[Worker, str]]:
+        return [
+            (host.worker, host.refused[shard])
             for shard in shards
-            for host in hosts
+            for host in self.staying
             if shard in host.refused
         ]
+
+    def shortage(self, shards: list[int]) -> str:
+        """Say why shards are missing, in numbers."""
+        hosts, refusals = self.staying, self._refusals(shards)
         if refusals:
-            return f"shard {shards[0]} can be loaded nowhere: {'; '.join(refusals)}"
+            told = "; ".join(f"{worker}: {reason}" for worker, reason in refusals)
+            return f"shard {shards[0]} can be loaded nowhere: {told}"
         return (
             f"{len(shards)} of {self.n_shards} shards have no worker: {len(hosts)} workers have "
             f"memory for {self.room}; add workers or memory, write the data set in smaller shards, "

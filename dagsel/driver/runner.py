@@ -30,8 +30,8 @@ from dagsel.driver.recovery import Continuation, Orders, StoredStates
 from dagsel.driver.rounds import Rounds
 from dagsel.driver.scoring import Pool, Scores
 from dagsel.driver.trial_limits import TrialLimits
-from dagsel.driver.troubles import Troubles
-from dagsel.errors import AllTrialsFailedError, ClusterError, TooLittleTimeError
+from dagsel.driver.troubles import Troubles, end_by
+from dagsel.errors import AllTrialsFailedError, TooLittleTimeError
 from dagsel.flow import (
     Add,
     Ask,
@@ -431,8 +431,8 @@ class Runner:
                 self._note(message)
             case WorkerRefused(_, reason) | RestartWorker(_, reason):
                 self._warn(reason)
-            case FailRun(reason):
-                raise ClusterError(reason)
+            case FailRun() as failure:
+                end_by(failure)
 
     def _unit_done(self, done: UnitRecord) -> None:
         self._note(self._clock.timed(done))

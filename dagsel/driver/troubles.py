@@ -8,9 +8,11 @@ import math
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NoReturn
 
+from dagsel.dispatch.events import FailRun
 from dagsel.driver.protocols import Engine
-from dagsel.errors import SearchError
+from dagsel.errors import ClusterError, DatasetError, SearchError
 from dagsel.flow import Event, Reported
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
@@ -23,6 +25,13 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+), ')
 
 
 logger = logging.getLogger("dagsel")
+
+
+def end_by(failure: FailRun) -> NoReturn:
+    """Raise a `DatasetError` if the data is why the run cannot go on, else a `ClusterError`."""
+    if failure.is_of_data:
+        raise DatasetError(failure.reason)
+    raise ClusterError(failure.reason)
 
 
 @dataclass(slots=True)

@@ -76,6 +76,18 @@ def test_a_shard_in_another_ones_place_is_refused_by_whoever_reads_it(
     data.verify()
 
 
+def test_a_search_of_damaged_data_says_so_and_goes_on_with_a_copy(
+    data: ShardedDataset, tmp_path: Path, client: Any
+) -> None:
+    damaged = next(Path(data.url).rglob("train/00001/x/c/0/0"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1])
+    with pytest.raises(DatasetError, match=r"shard 1 can be loaded nowhere: .*from a copy.*resume"):
+        attacked.begin("sklearn", data, tmp_path / "run", client)
+    damaged.write_bytes(whole)
+    assert attacked.go_on("sklearn", data, tmp_path / "run", client).trials
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> ShardedDataset:
     """A data set of version 1, which has neither checksum nor seals."""

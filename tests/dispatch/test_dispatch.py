@@ -43,6 +43,7 @@ from dagsel.dispatch.events import (
 )
 from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.errors import ShardCorruptError
 from dagsel.simulation.virtual_cluster import VirtualCluster
 
 
@@ -477,6 +478,19 @@ def test_the_run_fails_when_every_worker_refuses_a_shard():
     tell(ShardFailed("a", 0, "corrupt"))
     (failure,) = tell(ShardFailed("b", 0, "corrupt"))
     assert failure == FailRun("shard 0 can be loaded nowhere: a: corrupt; b: corrupt")
+
+
+def test_the_run_fails_for_its_data_if_every_worker_finds_it_damaged():
+    damage = repr(ShardCorruptError(0, "x", "d.zarr", "checksum mismatch"))
+    for last, is_of_data in ((damage, True), ("OSError('no route')", False)):
+        tell = Driver(n_shards=1)
+        tell(WorkerAdded("a"), WorkerAdded("b"), RoundAdded(round_of(1, 1)))
+        tell(ShardFailed("a", 0, damage))
+        (failure,) = tell(ShardFailed("b", 0, last))
+        assert failure.is_of_data == is_of_data
+        assert failure.reason.startswith("shard 0 can be loaded nowhere: ")
+        assert "checksum mismatch" in failure.reason
+        assert ("restore it from a copy" in failure.reason) == is_of_data
 
 
 def test_a_second_round_is_served_while_the_first_one_runs():
