@@ -103,7 +103,7 @@ def test_a_search_is_exact_and_a_replay_and_a_resumed_run_equal_it(
     assert numbers(again) == found
     # Not where a state is saved, which a worker does, and here it is of this process.
     monkeypatch.setattr(interrupted, "STEPS", [(Journal, "append")])
-    with pytest.raises(KeyboardInterrupt), interrupted.stopping_after(50, interrupted.interrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted.stopping_after(24, interrupted.interrupt):
         search(run_dir=f"{run_dir}-stopped", name="stopped")
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(), direction="maximize")
     resumed = dagsel.resume(f"{run_dir}-stopped", client, study=study, **parts)
