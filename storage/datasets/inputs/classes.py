@@ -38,7 +38,11 @@ class Classes:
         return np.array([numbers[value] for value in values], np.int64)
 
     def takes_over(self, name: str, values: Sequence[str] | None, where: str) -> bool:
-        """Whether numbers that stand for `values` elsewhere can stay; None if they are numbers."""
+        """Whether the numbers of these classes, or of none, can stay as they are.
+
+        The first data decides what they stand for. Numbers of a data set for validation that stand
+        for nothing, where those of the training data do, are told in the log.
+        """
         if values is None:
             if self.is_fixed and name in self.known:
                 logger.warning(
