@@ -45,12 +45,16 @@ def find_files(paths: Any, suffixes: tuple[str, ...]) -> list[str]:
     Raises
     ------
     DatasetInputError
-        If nothing is there.
+        If nothing is there, or some of several paths have files of the kind and others have not.
     """
-    found = []
-    for path in _given(paths):
-        found += _find(path, suffixes)
-    return found
+    found = [(path, _find(path, suffixes)) for path in _given(paths)]
+    without = [path for path, files in found if not files]
+    if 0 < len(without) < len(found):
+        raise DatasetInputError(
+            f"{without_credentials(without[0])} has no {suffixes[0]} file, and other paths beside "
+            "it have; give files of one kind"
+        )
+    return [file for _, files in found for file in files]
 
 
 def _given(paths: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -735,3 +736,13 @@ def test_texts_of_a_stream_of_arrays_become_numbers(tmp_path: Path) -> None:
     data = ShardedDataset.write(tmp_path / "d", Batches(batches, length=30), n_shards=2)
     assert data.classes == {"y": ("ant", "heron", "ox")}
     assert sorted(everything(data)["y"].tolist()) == [0] * 10 + [1] * 10 + [2] * 10
+
+
+def test_paths_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    """Those of the second kind were left out without a word."""
+    pd.DataFrame({"x": np.arange(8.0)}).to_parquet(tmp_path / "a.parquet")
+    with tarfile.open(tmp_path / "b.tar", "w"):
+        pass
+    paths = [tmp_path / "a.parquet", tmp_path / "b.tar"]
+    with pytest.raises(DatasetInputError, match=r"b\.tar has no \.parquet file, and other paths"):
+        ShardedDataset.write(tmp_path / "data.zarr", paths, n_shards=1)
