@@ -157,23 +157,26 @@ class Steered(Wrapper):
         return self._without_end(self.flow.handle(event), event)
 
     def _checked(self, decisions: Any, to: Event | str) -> Sequence[Decision]:
-        """Return the answer of the inner search; raise a `SearchError` if it is no list."""
-        is_list = isinstance(decisions, list | tuple)
-        wrong = [it for it in decisions if not isinstance(it, Decision)] if is_list else [decisions]
+        """Return the answer of the inner search; raise a `SearchError` if it cannot be one.
+
+        The fields of decisions are looked at where the procedure is not dagsel's own.
+        """
         call = f"handle({type(to).__name__})" if isinstance(to, Event) else f"{to}(context)"
         asked = f"{type(self.flow).__name__}.{call}"
-        if not wrong:
-            answer: Sequence[Decision] = decisions
-            is_own = type(self.flow).__module__.startswith("dagsel.")
-            for it in () if is_own else answer:
+        is_list = isinstance(decisions, list | tuple)
+        wrong = [it for it in decisions if not isinstance(it, Decision)] if is_list else [decisions]
+        if wrong:
+            raise SearchError(
+                f"{asked} must return a list of decisions, such as "
+                f"[Train(trial, epochs)], [Finish()] or [], got {shown(wrong[0])}"
+                f"{' in it' if is_list else ''}"
+            )
+        answer: Sequence[Decision] = decisions
+        if not type(self.flow).__module__.startswith("dagsel."):
+            for it in answer:
                 if why := _why_wrong(it):
                     raise SearchError(f"{asked} returns {it!r}, which cannot be decided: {why}")
-            return answer
-        raise SearchError(
-            f"{asked} must return a list of decisions, such as "
-            f"[Train(trial, epochs)], [Finish()] or [], got {shown(wrong[0])}"
-            f"{' in it' if is_list else ''}"
-        )
+        return answer
 
     def _without_end(self, decisions: Any, to: Event | str) -> list[Decision]:
         """Note what the inner search asks for; leave out its end while trials of the user train."""
@@ -190,6 +193,7 @@ class Steered(Wrapper):
 
 
 def _why_wrong(decision: Decision) -> str:
+    """Say why the journal could not hold a decision, or it makes no sense; empty if it can."""
     try:
         DECISIONS.decode(DECISIONS.encode(decision))
     except ValueError as error:

@@ -151,8 +151,11 @@ class Settings:
 
     @property
     def holds_flow(self) -> bool:
-        """Whether the search procedure can be made from its name and numbers."""
-        return self.flow_config is not None and self.flow in _own_flows()
+        """Whether `make_flow` can make the search procedure from its name and numbers."""
+        try:
+            return _make(self.flow, self.flow_config) is not None
+        except ValueError:
+            return False
 
     def make_flow(self, given: Flow | None, url: str = "run_dir") -> Flow:
         """Return the search procedure in its initial state: a fresh one of the user's, if given.

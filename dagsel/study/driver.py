@@ -192,8 +192,7 @@ class StudyDriver:
                     number, config = trial.number, self._draw_rest(trial, sampling)
                 except RejectedError as error:
                     end_as_rejected(self._theirs, trial, error)
-                    about = trial.system_attrs
-                    self._view.end(trial.number, failed=True, system_attrs=about)
+                    self._view.end(trial.number, failed=True, system_attrs=trial.system_attrs)
                     continue
             else:
                 found = self._draws.next(sampling)
@@ -259,19 +258,22 @@ class StudyDriver:
         return [trials[n] for n in self._waiting]
 
     def _draw_rest(self, trial: FrozenTrial, sampling: Sampling) -> dict[str, Any]:
-        """Draw what an enqueued trial leaves open, and write it to the study."""
+        """Draw what an enqueued trial leaves open, and write it to the study.
+
+        A `RejectedError` leaves it running; with any other error it has failed.
+        """
         try:
             drawn, config = self._draws.rest_of(trial.number, sampling)
         except RejectedError:
             raise
         except Exception as error:
             end_as_failed(self._theirs, trial._trial_id, f"{type(error).__name__}: {error}")
-            if isinstance(error, SearchError) or not isinstance(error, ValueError):
-                raise
-            raise SearchError(
-                f"trial {trial.number} was enqueued with {fixed_params(trial)}, which the space "
-                f"cannot suggest ({error}); enqueue what it can"
-            ) from error
+            if isinstance(error, ValueError) and not isinstance(error, SearchError):
+                raise SearchError(
+                    f"trial {trial.number} was enqueued with {fixed_params(trial)}, which the "
+                    f"space cannot suggest ({error}); enqueue what it can"
+                ) from error
+            raise
         self._live[trial.number] = fill_in(self._theirs, trial, self._view.drawn(drawn))
         self._view.place(trial.number, self._live[trial.number])
         return config

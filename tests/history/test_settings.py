@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import dagsel.flows
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Context, Decision, Event, Flow
-from dagsel.flows import ASHA, PBT, ByConvergence, Grid, RandomSearch, Range
+from dagsel.flows import ASHA, PBT, ByConvergence, EarlyStopping, Grid, RandomSearch, Range
 from dagsel.history.settings import _FORMER_NAMES, Settings, _own_flows, flow_config, flow_name
 
 SETTINGS = Settings(
@@ -88,6 +89,22 @@ def test_a_flow_that_is_not_dagsels_must_be_given() -> None:
             replace(settings, flow=name).make_flow(None)
     with pytest.raises(SearchError, match="give the same one with flow="):
         replace(settings, flow="Grid", flow_config=None).make_flow(None)
+
+
+@pytest.mark.parametrize(
+    ("flow", "holds"),
+    [
+        (FLOWS[0], True),
+        (Mine(), False),
+        (EarlyStopping(FLOWS[0], patience=2), True),
+        (EarlyStopping(cast(Any, Mine()), patience=2), False),
+    ],
+)
+def test_the_folder_knows_whether_it_holds_the_flow(flow: Any, holds: bool) -> None:
+    settings = replace(SETTINGS, flow=flow_name(flow), flow_config=flow_config(flow))
+    assert settings.holds_flow == holds
+    with contextlib.nullcontext() if holds else pytest.raises(SearchError, match="with flow="):
+        settings.make_flow(None)
 
 
 def test_what_has_no_form_in_json_is_no_configuration() -> None:
