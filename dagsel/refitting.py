@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback, shown, whole
@@ -29,7 +28,7 @@ from dagsel.session import Call, Session
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
 from dagsel.study import StudyDriver, open_study
-from dagsel.workloads.base import Workload, checks
+from dagsel.workloads.base import StepsByBatch, Workload, checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -129,18 +128,9 @@ def _chosen(run: Run, trial: int | None) -> int:
     return number
 
 
-@runtime_checkable
-class _StepsByBatch(Protocol):
-    """A workload of PyTorch whose learning rate may change after each batch."""
-
-    steps_by_batch: bool
-
-    def refitting(self, before: Sequence[int], now: Sequence[int]) -> Workload: ...
-
-
 def _stepping(workload: Workload, run: Run, dataset: WholeDataset) -> Workload:
     """Let a schedule that steps after each batch do so as often as in the search."""
-    if not (isinstance(workload, _StepsByBatch) and workload.steps_by_batch):
+    if not (isinstance(workload, StepsByBatch) and workload.steps_by_batch):
         return workload
     try:
         before = [size.n_train for size in run.data.shard_sizes]
@@ -150,7 +140,9 @@ def _stepping(workload: Workload, run: Run, dataset: WholeDataset) -> Workload:
             "which may have more of them an epoch than a schedule of a fixed length is for"
         )
         return workload
-    return workload.refitting(before, [size.n_train for size in dataset.shard_sizes])
+    now = [size.n_train for size in dataset.shard_sizes]
+    refitted: Workload = workload.refitting(before, now)
+    return refitted
 
 
 def _epochs(run: Run, number: int, epochs: int | None) -> int:

@@ -242,3 +242,39 @@ class Reconfigurable(Protocol):
             If the state cannot continue with it; names the part of the configuration.
         """
         ...
+
+
+@runtime_checkable
+class StepsByBatch(Protocol):
+    """A workload whose learning rate may change after each batch.
+
+    A refit trains on more samples than the search did, and so in more batches an epoch: a schedule
+    of a fixed length would end before the trial does.
+
+    Examples
+    --------
+    >>> class Decays:
+    ...     steps_by_batch = True
+    ...
+    ...     def refitting(self, before, now):
+    ...         self.batches_a_step = sum(now) / sum(before)
+    ...         return self
+    >>> workload = Decays()
+    >>> isinstance(workload, StepsByBatch), workload.refitting([80], [100]).batches_a_step
+    (True, 1.25)
+    """
+
+    @property
+    def steps_by_batch(self) -> bool:
+        """Whether there is a learning-rate schedule that steps after each batch."""
+        ...
+
+    def refitting(self, before: Sequence[int], now: Sequence[int]) -> Any:
+        """Return this workload for a refit: its schedule steps as often an epoch as in the search.
+
+        Parameters
+        ----------
+        before, now
+            Samples of each shard that the search trained on, and that the refit does.
+        """
+        ...

@@ -28,6 +28,7 @@ from dagsel.workloads.abilities import (
     GivesModels,
     PoolsScores,
     Reconfigurable,
+    StepsByBatch,
     outline,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "PoolsScores",
     "Reconfigurable",
     "ShouldStop",
+    "StepsByBatch",
     "Trained",
     "Visit",
     "Workload",
