@@ -145,6 +145,11 @@ class Commanded:
     id: str
     seconds: float
 
+    @property
+    def adds(self) -> str | None:
+        """Its id if it adds a trial."""
+        return self.id if isinstance(self.command, AddTrial) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

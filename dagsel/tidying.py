@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import asdict
 
+from dagsel.errors import CheckpointError
 from dagsel.history.live import config_kept, params_kept
 from dagsel.history.record import Record
 from dagsel.storage import RunDir
@@ -57,6 +59,10 @@ def drop_states(record: Record, folder: RunDir) -> None:
     for best in record.top:
         if best.trial in record.interrupted:
             continue
+        if best.check:  # it may have been decided to train on, and not been copied yet
+            with suppress(CheckpointError):
+                of = (best.trial, best.check, best.epoch, best.position)
+                states.keep_check(*of, partial=best.is_partial)
         kept = None if best.check else ((best.epoch, best.position), best.is_partial)
         states.drop_checks(best.trial, but=best.check)
         for partial in (False, True):  # one that the deadline ended has newer ones

@@ -52,7 +52,7 @@ class Commands:
         """Return the next command that can be done, now after so many seconds; None if none is."""
         while (order := self.inbox.next()) is not None:
             if order.id in self.record.commands:  # it was given twice
-                order.answer.set_result(self._trial_of(order.id))
+                order.answer.set_result(self.record.added.get(order.id))
                 continue
             try:
                 command = self._understood(order.command)
@@ -66,17 +66,7 @@ class Commands:
     def done(self) -> None:
         """Answer the last command: it is in the journal."""
         assert self._current is not None
-        self._current.answer.set_result(self._trial_of(self._current.id))
-
-    def _trial_of(self, id_: str) -> int | None:
-        """Return the number of the trial that a command has added; None if it has added none."""
-        adding = [
-            of for of, command in self.record.commands.items() if isinstance(command, AddTrial)
-        ]
-        if id_ not in adding:
-            return None
-        (number,) = self.record.added[adding.index(id_) :][:1] or (None,)
-        return number
+        self._current.answer.set_result(self.record.added.get(self._current.id))
 
     def _understood(self, command: UserCommand) -> UserCommand:
         if self.record.finished:

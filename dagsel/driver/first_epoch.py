@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
+from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.history.record import Record
 from dagsel.messages import Note, TooLittleTime, UnitWork
 
@@ -23,18 +24,20 @@ class FirstEpoch:
 
     A run of which no epoch can end is over, unless its flow scores trials in the middle of one;
     then it is only said. It counts with the fastest unit so far, for the trial that has the least
-    left, so that what it says is true of all of them.
+    left, in the widest gang that there can be, and waits until all workers have come and trained:
+    what it says is true of all of them.
     """
 
     record: Record  # what has happened
     clock: RunClock  # time and cost of the run
-    scores_parts: bool = False  # whether the flow needs no epoch to end
+    idle_workers: IdleWorkers  # may give few trials many workers each
     _is_said: bool = False
     _n_units: int = 0  # of the record, that were looked at
     _n_pieces: int = 0
     _warm: set[str] = field(default_factory=set)  # workers that have trained
     _begun: dict[Unit, float] = field(default_factory=dict)  # the share that is done
-    _cold_s: float = math.inf  # the fastest unit of those that were a worker's first
+    # Worker-seconds of the fastest unit of those that were a worker's first.
+    _cold_s: float = math.inf
     _cold_least_s: float = math.inf  # without the warming up that may be in it
     _warm_s: float = math.inf  # the fastest of the others
 
@@ -49,24 +52,45 @@ class FirstEpoch:
         if record.finished:
             has_result = record.top or record.failures or not record.trials
             return TooLittleTime(self._say_at_end()) if clock.are_over and not has_result else None
-        if self._is_said or not self._look():
-            return None
         live = [trial for trial in record.trials.values() if trial.is_live]
+        if self._is_said or not self._look() or self._are_more_to_train(len(live)):
+            return None
         n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
-        widest = max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
-        n_units = (n_left * record.n_shards - 1) / widest  # the one that runs may be at its end
-        is_warm = self._warm_s < math.inf
-        if n_units * (self._warm_s if is_warm else self._cold_least_s) <= clock.left_s:
+        unit_s = self._warm_s if self._warm_s < math.inf else self._cold_least_s
+        need_s = (n_left * record.n_shards - 1) * unit_s  # the one that runs may be at its end
+        if need_s <= clock.left_s or need_s / self._widest <= clock.left_s:
             return None
         self._is_said = True
-        told = self._say(n_left * self._epoch_s(widest), self._epoch_s(widest))
-        if not self.scores_parts:
+        told = self._say(n_left * self._epoch_s)
+        if not clock.scores_parts:  # it needs an epoch to end
             return TooLittleTime(told)
         logger.warning("trials are ranked in the middle of their first epoch: %s", told)
         return Note(f"trials are ranked in the middle of their first epoch: {told}")
 
-    def _epoch_s(self, n_workers: int = 1) -> float:
-        return self.record.n_shards * min(self._warm_s, self._cold_s) / n_workers
+    @property
+    def _most(self) -> int | None:
+        engine = self.clock.engine
+        return engine.capacity.most_in_nodes or engine.most_workers
+
+    def _are_more_to_train(self, n_live: int) -> bool:
+        """Whether workers are awaited, or have not trained yet: they may be faster."""
+        engine = self.clock.engine
+        n_asked = engine.bill.asked * engine.capacity.node_size
+        n_expected = engine.most_workers if engine.why_fixed else n_asked
+        is_awaited = engine.n_workers < (n_expected or 0)
+        return is_awaited or len(self._warm) < min(engine.n_workers, n_live)
+
+    @property
+    def _widest(self) -> int:
+        """The most workers that may train one trial."""
+        record = self.record
+        if record.gives_gangs or any(map(self.idle_workers.may_widen, record.trials.values())):
+            return max(1, self._most or self.clock.engine.n_workers)
+        return max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
+
+    @property
+    def _epoch_s(self) -> float:
+        return self.record.n_shards * min(self._warm_s, self._cold_s) / self._widest
 
     def _look(self) -> bool:
         """Take in what is new of the record; return whether there is anything to go by."""
@@ -77,29 +101,29 @@ class FirstEpoch:
             if work.unit.kind != "train" or work.recovered or not work.share:
                 continue
             begun = self._begun.pop(work.unit, 0.0)  # by the piece before this one
-            took_s, share = work.stop - work.start, work.share - begun
+            took_s, share = work.gang * (work.stop - work.start), work.share - begun
             if share > 0 and work.worker in self._warm:
                 self._warm_s = min(self._warm_s, took_s / share)
             elif share > 0:
                 self._cold_s = min(self._cold_s, took_s / share)
-                least_s = max(0.0, took_s - WARM_UP_S) / share
+                least_s = max(0.0, took_s - work.gang * WARM_UP_S) / share
                 self._cold_least_s = min(self._cold_least_s, least_s)
             if work.share < 1.0:
                 self._begun[work.unit] = work.share
-            self._warm.add(work.worker)
+            self._warm |= {work.worker, *work.members}
         return bool(self._warm)
 
     def _say_at_end(self) -> str:
         if self._look():
-            return self._say(self._epoch_s(), self._epoch_s())
+            return self._say(self._epoch_s)
         return (
             f"after {self.clock.seconds:.3g} s the time is over, and no unit of training has "
             "ended: give it more time, or more budget"
         )
 
-    def _say(self, need_s: float, epoch_s: float) -> str:
+    def _say(self, need_s: float) -> str:
         clock = self.clock
-        told = f"an epoch of a trial takes about {epoch_s:.3g} s"
+        told = f"an epoch of a trial takes about {self._epoch_s:.3g} s"
         if clock.deadline_s is not None and clock.end_s >= clock.deadline_s:
             return (
                 f"{told}, and of the deadline of {clock.deadline_s:g} s {clock.seconds:.3g} s are "

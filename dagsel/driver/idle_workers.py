@@ -65,6 +65,11 @@ class IdleWorkers:
     _refusals: dict[tuple[int, int, int], str] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
 
+    def may_widen(self, trial: TrialRecord) -> bool:
+        """Whether a trial may be given several workers before it has shown what it gains."""
+        is_known = self.policy == "gang" or (self.policy == "auto" and self.profiled(trial))
+        return bool(is_known) and not self.why_no_gangs
+
     def gang_of(self, trial: int) -> int:
         """Workers on which a trial is trained."""
         return self._gang if trial in self._members else 1

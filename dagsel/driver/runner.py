@@ -144,7 +144,7 @@ class Runner:
         parts = (self.engine, self.record, self._stored, self._rounds, self._limits)
         self._mending = Mending(*parts, self._note, self._write, self._fail)
         self._troubles = Troubles(self.record)
-        self._first_epoch = FirstEpoch(self.record, clock, scores_parts)
+        self._first_epoch = FirstEpoch(self.record, clock, self.idle_workers)
         about = (self.record, self.study, self.flow.traits, self._stored, clock, self.tariff)
         self._commands = Commands(self.inbox, self.engine, *about, self.check)
 
@@ -202,11 +202,10 @@ class Runner:
         for trial in live:
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
-        self._stored.drop_ended()
-        self._rounds.send(
-            [plan for trial in live if (plan := self._mending.plan(trial)) is not None]
-        )
-        for ask in tuple(self.record.awaited):  # first: a clone's source may end by a report
+        plans = [plan for trial in live if (plan := self._mending.plan(trial)) is not None]
+        self._stored.drop_ended()  # a clone may have needed them until here
+        self._rounds.send(plans)
+        for ask, _ in tuple(self.record.awaited):  # first: a clone's source may end by a report
             self._ask(ask)
         for trial in live:
             self._report_if_complete(trial)
@@ -239,8 +238,7 @@ class Runner:
 
     def _end_if_hopeless(self) -> None:
         """End the run if its trials fail in one way and none has trained, or none can in time."""
-        verdict = self._troubles.verdict or self._first_epoch.verdict
-        if verdict is None:
+        if (verdict := self._troubles.verdict or self._first_epoch.verdict) is None:
             return
         self._note(verdict)
         self._do([])
@@ -260,6 +258,8 @@ class Runner:
                 return True  # it was told something else in this very turn
             case Reported(trial) | Paused(trial) | TrialFailed(trial):
                 return not self.record.trials[trial].is_live
+            case Tick(seconds):  # it may have said in this very turn that it wants to sleep longer
+                return self.record.finished or seconds < (self.record.wake_at or 0.0)
             case _:
                 return self.record.finished
 

@@ -181,7 +181,7 @@ class Steered(Wrapper):
     def _without_end(self, decisions: Any, to: Event | str) -> list[Decision]:
         """Note what the inner search asks for; leave out its end while trials of the user train."""
         decisions = self._checked(decisions, to)
-        self.own.awaited += [None for decision in decisions if isinstance(decision, Ask)]
+        self.own.awaited += [None for decision in decisions if isinstance(decision, Ask | Add)]
         if Finish() not in decisions or not self._has_trials:
             return [*decisions]
         self.own.has_finished = True

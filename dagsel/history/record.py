@@ -105,8 +105,9 @@ class Record:
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
     course: Packed[Moment] = field(default_factory=Packed)  # what it had taken, in order of time
     trained: Packed[TrainedSpan] = field(default_factory=Packed)  # without what was found stored
-    awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
-    added: list[int] = field(default_factory=list)  # trials that the user has added or cloned
+    # Not answered by `Asked`; and by which command of the user.
+    awaited: deque[tuple[Ask | Add, str | None]] = field(default_factory=deque)
+    added: dict[str, int] = field(default_factory=dict)  # the user's trials, by their commands
     commands: dict[str, UserCommand] = field(default_factory=dict)  # those of the user, by id
     # When each session began, and when the run would have, had it never lain dead; epoch seconds.
     sessions: list[tuple[float, float]] = field(default_factory=list)
@@ -163,12 +164,11 @@ class Record:
                 self._note_spent(entry)
                 if event is not None:
                     self._hear(entry)
-                now = self.seconds
-                self.plans += [(now, told) for told in decisions if isinstance(told, Plan)]
+                self.plans += [(self.seconds, it) for it in decisions if isinstance(it, Plan)]
                 if entry.context is not None:
                     self.context = entry.context
                     self.n_workers = entry.context.n_workers
-                self.decide(decisions)
+                self.decide(decisions, by=event.adds if isinstance(event, Commanded) else None)
                 if entry.seconds is not None:
                     kinds = {type(decision) for decision in decisions}
                     begins = {Train, Wake} <= kinds and not kinds.isdisjoint({Stop, Plan})
@@ -249,8 +249,8 @@ class Record:
     def _hear(self, turn: Turn) -> None:
         match turn.event:
             case Asked(trials):
-                if self.awaited and isinstance(self.awaited.popleft(), Add):
-                    self.added += trials
+                if self.awaited and (id_ := self.awaited.popleft()[1]) is not None:
+                    (self.added[id_],) = trials
                 params, attrs = turn.params or {}, turn.attrs or {}
                 for n in trials:
                     is_feasible, its = n not in turn.infeasible, attrs.get(n, {})
@@ -297,8 +297,8 @@ class Record:
                 self.awaited.clear()
                 self.interrupted.clear()
 
-    def decide(self, decisions: Iterable[Decision]) -> None:
-        """Take in what a flow has decided.
+    def decide(self, decisions: Iterable[Decision], by: str | None = None) -> None:
+        """Take in what a flow has decided, as a command that adds a trial made it do.
 
         Raises
         ------
@@ -308,7 +308,7 @@ class Record:
         for decision in decisions:
             match decision:
                 case Ask() | Add():
-                    self.awaited.append(decision)
+                    self.awaited.append((decision, by))
                 case Train(trial, epochs, _, gang):
                     if trial in self.resumable:
                         self._reopen(trial)

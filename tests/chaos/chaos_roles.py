@@ -60,7 +60,7 @@ def schedule_tasks(pipe: Connection, ttl_s: float) -> None:
         from distributed import Scheduler
 
         async with Scheduler(
-            host="127.0.0.1", port=0, dashboard=False, worker_ttl=ttl_s
+            host="127.0.0.1", port=0, dashboard=False, dashboard_address=":0", worker_ttl=ttl_s
         ) as scheduler:
             pipe.send(scheduler.address)
             await scheduler.finished()

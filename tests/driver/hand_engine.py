@@ -16,6 +16,7 @@ from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Entry, Message, StatePlace, UnitRecord
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
+from dagsel.reopening import adopt
 from dagsel.study import StudyDriver
 
 from .scripted import Scripted
@@ -161,11 +162,12 @@ def search(
     engine: HandEngine | None = None,
     record: Record | None = None,
     states: Any = None,
+    journal: Kept | None = None,
     **options: Any,
 ) -> Search:
     """Run a flow that answers as told on an engine on which happens what is told.
 
-    Its states are in `states`, or in no store.
+    Its states are in `states`, or in no store. It goes on from `record`, if that has begun.
     """
     events: list[Event] = []
 
@@ -175,12 +177,14 @@ def search(
 
     engine = engine or HandEngine(happens)
     engine.happens = happens
-    kept = Kept(engine)
+    kept = journal or Kept(engine)
     record = record or Record("run", n_shards=1)
     study = optuna.create_study(direction="minimize")
     driver = StudyDriver(
         study, lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}, "loss", sampler_seed=0
     )
+    if record.trials:
+        adopt(driver, record)
     flow = Scripted(begin, note)
     Runner(flow, driver, engine, states or kept, kept, record, "loss", **options).run()
     return Search(engine, kept, driver, record, events)

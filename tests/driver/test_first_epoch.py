@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dagsel import simulate
 from dagsel.errors import TooLittleTimeError
-from dagsel.flows import ASHA, SEER, RandomSearch
+from dagsel.flow import Flow
+from dagsel.flows import ASHA, SEER, Marble, RandomSearch
+from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.simulation.run import SimulatedRun
 
 TWO = SimulatedCluster(n_workers=2, n_shards=4)
+EIGHT = Scaling({n: float(n) for n in (1, 2, 4, 8)})
 
 
-def search(flow: object, epoch_s: float, **limits: object) -> SimulatedRun:
-    def space(trial: object) -> dict[str, float]:
-        return {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}  # type: ignore[attr-defined]
+def search(flow: object, epoch_s: float, on: Any = TWO, **limits: Any) -> SimulatedRun:
+    def space(trial: object) -> dict[str, object]:
+        lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)  # type: ignore[attr-defined]
+        return {"lr": lr, "net": "net"}
 
-    return simulate(flow, PowerLaw(epoch_s=epoch_s), TWO, space=space, **limits)  # type: ignore[arg-type]
+    return simulate(flow, PowerLaw(epoch_s=epoch_s), on, space=space, **limits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -59,3 +65,33 @@ def test_a_search_that_ranks_parts_of_epochs_goes_on_and_says_so() -> None:
     assert run.best.value
     (note,) = [note for note in run.record.notes if "middle of their first epoch" in note]
     assert "about 200 s" in note  # on two workers
+
+
+@pytest.mark.parametrize(
+    ("flow", "later", "deadline_s"),
+    [
+        # A worker that is 16 times as fast is to come: from then on an epoch takes 200 s.
+        pytest.param(RandomSearch(1, 2), ((60.0, 16.0),), 1500.0, id="faster"),
+        # All eight together take 400 s.
+        pytest.param(
+            Marble(RandomSearch(1, 1), {"net": EIGHT}, by="net", switch_s=0.0),
+            tuple((60.0, 1.0) for _ in range(7)),
+            1000.0,
+            id="wider",
+        ),
+    ],
+)
+def test_workers_that_are_to_come_count(
+    flow: Flow, later: tuple[tuple[float, float], ...], deadline_s: float
+) -> None:
+    cluster = SimulatedCluster(n_workers=1, n_shards=64, additions=later)
+    run = search(flow, 3200.0, cluster, deadline=deadline_s)
+    assert run.best.epoch == 1
+
+
+def test_an_epoch_that_cannot_end_on_all_workers_ends_the_run_once_they_are_there() -> None:
+    cluster = SimulatedCluster(n_workers=1, n_shards=64, additions=((60.0, 1.0),))
+    with pytest.raises(TooLittleTimeError, match="of the deadline of 1500 s") as raised:
+        search(RandomSearch(1, 2), 3200.0, cluster, deadline=1500.0)
+    spent_s = float(str(raised.value).partition("1500 s ")[2].partition(" s")[0])
+    assert 60.0 <= spent_s < 200.0

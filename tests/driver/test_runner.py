@@ -38,12 +38,12 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.history.record import Record
-from dagsel.messages import Message, Note
+from dagsel.messages import ENTRIES, Message, Note
 from dagsel.planning.bill import Bill
 from dagsel.session import LockedJournal
 from dagsel.storage import RunDir
 
-from .hand_engine import HandEngine, epoch_of, search
+from .hand_engine import HandEngine, Kept, epoch_of, search
 
 
 def quiet(engine: HandEngine) -> list[Message]:
@@ -199,6 +199,37 @@ def test_a_clone_is_made_before_the_state_that_it_needs_is_dropped() -> None:
     )
 
 
+def test_a_clone_is_made_before_its_source_is_dropped_also_after_a_crash_in_between() -> None:
+    class Dies(Kept):
+        def save(self, *about: Any) -> None:
+            raise KeyboardInterrupt
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(trial, 1) for trial in range(3)]
+            case Reported(2, 1):
+                return [Stop(2, "", "complete")]
+            case Reported(1, 1):
+                return [Clone(0, 1, {}), Train(1, 1), Stop(0, "", "complete")]
+            case Reported(1, 2):
+                return [Finish()]
+        return []
+
+    def all_three(engine: HandEngine) -> Sequence[Message]:
+        return epoch_of(2, 1, 0.1) + epoch_of(0, 1, 0.2) + epoch_of(1, 1, 0.3)
+
+    engine = HandEngine(())
+    dies = Dies(engine)
+    with pytest.raises(KeyboardInterrupt):
+        search([Ask(3)], answer, all_three, engine=engine, states=dies, journal=dies)
+    record = Record.read("run", 1, "minimize", map(ENTRIES.decode, dies.entries))
+    done = search([], answer, lambda engine: epoch_of(1, 2, 0.4), record=record)
+    assert done.told("save") == [(1, 1, 0)]
+    told = done.engine.told
+    assert told.index(("save", (1, 1, 0))) < told.index(("drop", 0))
+
+
 def test_the_flow_hears_of_workers_but_never_of_none() -> None:
     def become(n_workers: int) -> Any:
         def change(engine: HandEngine) -> list[Message]:
@@ -224,6 +255,27 @@ def test_the_flow_is_woken_when_it_wants_to_be_and_once() -> None:
 
     done = search([Wake(10.0)], answer, *(pass_time,) * 5)
     assert done.events == [Tick(12.0), Tick(20.0)]
+
+
+def test_a_tick_that_a_later_wish_replaces_is_not_told() -> None:
+    def at_ten(engine: HandEngine) -> Sequence[Message]:
+        engine.seconds = 10.0
+        return epoch_of(0, 1, 0.5)
+
+    def at_twenty(engine: HandEngine) -> Sequence[Message]:
+        engine.seconds = 20.0
+        return []
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1)]
+            case Reported():  # in the moment in which it was to be woken
+                return [Wake(20.0)]
+        return [Finish()]
+
+    done = search([Ask(1), Wake(10.0)], answer, at_ten, at_twenty)
+    assert done.events[2:] == [Tick(20.0)]
 
 
 def test_the_budget_is_that_of_all_sessions() -> None:

@@ -169,6 +169,18 @@ def test_the_search_ends_with_the_last_trial_of_the_user() -> None:
     assert last == [Stop(1, "trained to the end", "complete"), Finish()]
 
 
+def test_a_trial_that_the_search_adds_is_not_taken_for_one_of_the_user() -> None:
+    class Adds(Wrapper):
+        def start(self, context: Context) -> list[Decision]:
+            return [Add({"x": 0.5})]
+
+    flow = Steered(Adds(RandomSearch(max_epochs=3, n_trials=1)))
+    assert flow.start(Context(1)) == [Add({"x": 0.5})]
+    flow.handle(Commanded(AddTrial({"x": 0.1}, 2), "a", 0.0))
+    assert flow.handle(Asked((0,))) == [Train(0, 3)]
+    assert flow.handle(Asked((1,))) == [Train(1, 2)]
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [

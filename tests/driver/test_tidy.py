@@ -47,6 +47,7 @@ def a_run(folder: Path, best: Best | None) -> tuple[Record, RunDir]:
         (Best(1, 3, 0, 0.5, is_partial=True), [(1, 3, 0, True)]),
         (Best(1, 2, 1, 0.5, is_partial=True), [(1, 2, 1, True)]),
         (Best(1, 2, 0, 0.5, check=3), []),
+        (Best(1, 2, 0, 0.5, check=4), []),  # it was to train on, and was not copied before
         (None, []),
     ],
 )
@@ -63,7 +64,7 @@ def test_the_best_state_alone_stays(
         assert not run.has_best()
         return
     if best.check:
-        assert run.states.load_check(1, 3)[0] == b"of 1"
+        assert run.states.load_check(1, best.check)[0] == b"of 1"
     assert json.loads((tmp_path / "best.json").read_text())["config"] == {"x": 1}
 
 

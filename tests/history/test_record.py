@@ -16,10 +16,13 @@ from dagsel.dispatch.events import ShardLoaded
 from dagsel.dispatch.units import Unit
 from dagsel.errors import SearchError
 from dagsel.flow import (
+    Add,
     Ask,
     Asked,
     Clone,
+    Commanded,
     Context,
+    DeadlineReached,
     Decision,
     Event,
     Extended,
@@ -56,6 +59,7 @@ from dagsel.messages import (
     Turn,
     UnitRecord,
 )
+from dagsel.steering import AddTrial
 
 N_SHARDS = 2
 
@@ -174,11 +178,25 @@ def test_an_epoch_has_the_results_of_its_units_and_the_checksum_of_its_end() -> 
 
 def test_asks_wait_until_they_are_answered() -> None:
     record = fold(turn(Context(2), Ask(2), Ask(1, "random")), asked(0, 1))
-    assert list(record.awaited) == [Ask(1, "random")]
+    assert list(record.awaited) == [(Ask(1, "random"), None)]
     assert record.context == Context(2)
     record.add(turn(WorkersChanged(5)))
     assert record.n_workers == 5
     assert record.trials[1].params == {"lr": 0.1}
+
+
+def test_a_command_has_the_trial_that_it_has_added_and_no_other() -> None:
+    def commanded(id_: str) -> Turn:
+        return turn(Commanded(AddTrial({"lr": 0.1}, 1), id_, 1.0), Add({"lr": 0.1}))
+
+    record = fold(turn(Context(2), Add({"lr": 0.1})), commanded("a"), asked(0), asked(1))
+    assert record.added == {"a": 1}
+    record.add(commanded("late"))  # as the time is over: it is not drawn
+    record.add(turn(DeadlineReached(2.0), Finish()))
+    record.add(turn(Extended()))
+    for entry in (commanded("b"), asked(2), commanded("c"), asked(3)):
+        record.add(entry)
+    assert record.added == {"a": 1, "b": 2, "c": 3}
 
 
 def test_trials_end_in_their_own_way_and_of_last_states_the_best_completed_one_is_best() -> None:

@@ -59,7 +59,7 @@ def cluster_of(kind: str) -> SpecCluster:
         "processes": {"a": process, "b": process},
         "mixture": {"a": thread, "b": process, "c": thread},
     }[kind]
-    options = {**LOCAL, "dashboard": False, "port": 0}
+    options = {**LOCAL, "dashboard": False, "dashboard_address": ":0", "port": 0}
     return SpecCluster(
         workers, {"cls": Scheduler, "options": options}, silence_logs=logging.WARNING
     )
