@@ -52,8 +52,10 @@ class FirstEpoch:
         if record.finished:
             has_result = record.top or record.failures or not record.trials
             return TooLittleTime(self._say_at_end()) if clock.are_over and not has_result else None
+        if self._is_said or not self._look():
+            return None
         live = [trial for trial in record.trials.values() if trial.is_live]
-        if self._is_said or not self._look() or self._are_more_to_train(len(live)):
+        if self._are_more_to_train(len(live)):
             return None
         n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
         unit_s = self._warm_s if self._warm_s < math.inf else self._cold_least_s
