@@ -16,7 +16,7 @@ from dagsel.driver.recovery import catch_up
 from dagsel.errors import DatasetError, NoCompletedTrialError, SearchError
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked
-from dagsel.history.live import config_kept
+from dagsel.history.live import config_kept, epochs_behind
 from dagsel.history.record import Record
 from dagsel.history.refit import Refit
 from dagsel.history.result import Run
@@ -54,7 +54,8 @@ def refit(
     given = checked(worker_timeout=worker_timeout, progress=progress)
     shows = {"progress": given.progress}
     workload, number = run.given_workload, _chosen(run, trial)
-    n_epochs = _epochs(run, number, epochs)
+    n_needed, seen = _epochs_behind(run, number)
+    n_epochs = n_needed if epochs is None else whole("epochs", epochs)
     folder = run.run_dir
     settings = Settings.from_json(folder.about(), folder.url)
     workload = settings.as_begun(workload)
@@ -101,7 +102,6 @@ def refit(
         study = open_study(settings.study, ("minimize",), None)
         driver = StudyDriver(study, lambda trial: config, "train_loss", settings.seed, (), name, 0)
         adopt(driver, record)
-        seen = tuple(epoch.value for epoch in run.record.trials[number].epochs)
         parts = (settings, goal, driver, flow, workload, dataset, record)
         session = Session(*parts, first=first, again=_AGAIN, foreseen=seen)
         done = session.result
@@ -145,12 +145,19 @@ def _stepping(workload: Workload, run: Run, dataset: WholeDataset) -> Workload:
     return refitted
 
 
-def _epochs(run: Run, number: int, epochs: int | None) -> int:
-    if epochs is not None:
-        return whole("epochs", epochs)
-    kept = run.record.trials[number].kept
-    assert kept is not None
-    return kept.place.epoch
+def _epochs_behind(run: Run, number: int) -> tuple[int, tuple[float, ...]]:
+    """Return how long a trial's best state was trained, and what all epochs have scored."""
+    trial = run.record.trials[number]
+    assert trial.kept is not None
+    n_needed, _ = epochs_behind(run.record, number, trial.kept.place.epoch)
+    _, seen = epochs_behind(run.record, number, max(len(trial.epochs), trial.kept.place.epoch))
+    if trial.adoptions:
+        logger.warning(
+            "trial %d went on from the state of another trial: it is trained anew for the %d "
+            "epochs of both, all with the configuration that it had in the end",
+            number, n_needed,
+        )  # fmt: skip
+    return n_needed, seen
 
 
 @short_traceback

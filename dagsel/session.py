@@ -236,7 +236,7 @@ class Session:
     def _facts(self, inbox: Inbox) -> Facts:
         """Return what a view is told beside the record; a replay takes no commands."""
         steer = None if self.visits is not None else lambda command: inbox.post(Order(command))
-        return Facts.of(self.settings, lambda: self.flow.traits.n_trials, steer)
+        return Facts.of(self.settings, lambda: self.flow.traits.n_trials, steer, self.folder.url)
 
     def observing(self, call: Call) -> Observing:
         """Return what tells observers; they hear first of what was before."""

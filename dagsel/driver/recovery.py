@@ -13,7 +13,7 @@ from dagsel.dispatch.units import Begun, Chain, Unit
 from dagsel.driver.protocols import States
 from dagsel.driver.scoring import Scores
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
-from dagsel.flow import DECISIONS, Flow, load_state
+from dagsel.flow import DECISIONS, Decision, Flow, Stop, load_state
 from dagsel.flow.events import as_heard
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
@@ -364,12 +364,19 @@ def catch_up(flow: Flow, entries: Sequence[Entry], url: str) -> None:
                 decisions = flow.handle(as_heard(event, infeasible.__contains__))
             case _:
                 continue
-        now, then = (list(map(DECISIONS.encode, d)) for d in (decisions, entry.decisions))
+        now, then = (list(map(_decided, these)) for these in (decisions, entry.decisions))
         if json.dumps(now) != json.dumps(then):
             raise RunDirError(
                 f"{url}: the flow decides {now} where it decided {then} before; resume with the "
                 "version of the flow that the run began with"
             )
+
+
+def _decided(decision: Decision) -> Any:
+    """Return what a decision does: the words of a version may be others."""
+    if isinstance(decision, Stop):
+        decision = replace(decision, reason="")
+    return DECISIONS.encode(decision)
 
 
 def _after_snapshot(flow: Flow, entries: Sequence[Entry]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagsel.checks import shown
@@ -37,7 +37,8 @@ from dagsel.steering import (
     UserCommand,
 )
 
-BY_USER = "stopped by the user"
+BY_USER, ENDED_BY_USER = "stopped by the user", "the search was ended by the user"
+_OVER = "the time or the budget is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ class Steered(Wrapper):
             case ScaleCluster(n_workers):
                 return [Scale(n_workers)]
             case FinishSearch():
-                decisions = self._end(seconds)
-                return decisions if Finish() in decisions else [*decisions, Finish()]
+                stops = [_by_user(it) for it in self._end(seconds) if it != Finish()]
+                return [*stops, Finish()]
             case _:  # the driver lets trials rest and go on, and ends in time, by itself
                 return []
 
@@ -141,9 +142,7 @@ class Steered(Wrapper):
         return [*stop, Finish()] if is_over else [*stop]
 
     def _end(self, seconds: float) -> list[Decision]:
-        stops: list[Decision] = [
-            Stop(trial, "the time or the budget is over") for trial in self.own.epochs
-        ]
+        stops: list[Decision] = [Stop(trial, _OVER) for trial in self.own.epochs]
         self.own.epochs.clear()
         is_over = [Finish()] if self.own.has_finished else None
         if is_over:
@@ -190,6 +189,13 @@ class Steered(Wrapper):
     @property
     def _has_trials(self) -> bool:
         return bool(self.own.epochs) or any(self.own.awaited)
+
+
+def _by_user(decision: Decision) -> Decision:
+    """Return a decision at a deadline as one at a command: it is not the time that is over."""
+    if isinstance(decision, Stop) and decision.reason == _OVER:
+        return replace(decision, reason=ENDED_BY_USER)
+    return decision
 
 
 def _why_wrong(decision: Decision) -> str:

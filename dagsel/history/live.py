@@ -71,3 +71,30 @@ def config_kept(record: Record, trial: TrialRecord) -> dict[str, Any]:
 def _params(record: Record, lineage: Lineage) -> dict[str, Any]:
     drawn = dict(record.trials[lineage.root].params)
     return drawn | {name: value for name, value in lineage.changes.items() if name in drawn}
+
+
+def epochs_behind(record: Record, number: int, epoch: int) -> tuple[int, tuple[float, ...]]:
+    """Return how long the state of a trial's epoch was trained in all, and what each epoch scored.
+
+    A trial may have gone on from the state of another one, as a clone does: the epochs of that one
+    come first.
+
+    Examples
+    --------
+    >>> from dagsel.history.trial import Adoption, EpochRecord
+    >>> source, clone = TrialRecord(0, {}, {}), TrialRecord(1, {}, {})
+    >>> source.epochs = [EpochRecord(n, 0.1 * n, {}, 0.5, 1.0) for n in (1, 2, 3)]
+    >>> clone.epochs = [EpochRecord(1, 0.5, {}, 0.5, 1.0)]
+    >>> clone.adoptions = [Adoption(0, 0, 2, 0, {}, 0.2)]
+    >>> epochs_behind(Record("run", trials={0: source, 1: clone}), 1, 1)
+    (3, (0.1, 0.2, 0.5))
+    """
+    trial = record.trials[number]
+    after, before = 0, 0
+    values: tuple[float, ...] = ()
+    for adoption in trial.adoptions:
+        if adoption.after < epoch:
+            after = adoption.after
+            before, values = epochs_behind(record, adoption.source, adoption.source_epoch)
+    own = tuple(done.value for done in trial.epochs[after:epoch])
+    return before + epoch - after, values + own

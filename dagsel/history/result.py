@@ -251,7 +251,8 @@ class Run(Result):
         data
             ``"all"``, or another data set, all of whose samples are trained on.
         epochs
-            For how many epochs; None for as many as the trial needed for its best value.
+            For how many epochs; None for as many as the trial needed for its best value. Those of a
+            trial whose state it went on from count, as with a clone.
         trial
             Number of the trial whose configuration is used; None for the best one. If the trial has
             changed its configuration (`PBT`), the last one counts.

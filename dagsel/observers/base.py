@@ -22,7 +22,7 @@ class Observer:
 
     The methods are called one after the other, in a thread of the observer's own: a slow one delays
     no trial. An observer that raises an error is dropped with a warning, and the search goes on. So
-    is one that needs more than 10 s after the end of the search.
+    is one that takes in nothing for 90 s after the end of the search.
 
     When a search goes on in another process (`dagsel.resume`, `Run.extend`), all that happened
     before is sent once more from the beginning, so that nothing is missing if a process was killed.

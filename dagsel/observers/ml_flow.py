@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import posixpath
+import re
 from typing import Any
 
 from dagsel.errors import SearchError
@@ -10,7 +12,20 @@ from dagsel.observers.base import Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
 
 _RUN, _TRIAL, _PARENT = "dagsel.run", "dagsel.trial", "mlflow.parentRunId"
+_UNWANTED = re.compile(r"[^\w\-. /]+")
 _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+
+
+def _named(name: str) -> str:
+    """Return a name as MLflow takes it: letters, digits, blanks, and ``_ - . /``.
+
+    Examples
+    --------
+    >>> _named("confusion[0,1]"), _named("acc@3"), _named("val/f1"), _named("weight decay (L2)")
+    ('confusion_0_1', 'acc_3', 'val/f1', 'weight decay _L2')
+    """
+    plain = _UNWANTED.sub("_", name).rstrip("_") or "_"
+    return plain if posixpath.normpath(f"./{plain}") == plain else plain.replace("/", "_")
 
 
 class MLflow(Observer):
@@ -103,7 +118,7 @@ class MLflow(Observer):
         )
         self._runs[trial.trial] = created.info.run_id
         self._there[trial.trial] = set()
-        params = [Param(name, str(value)) for name, value in trial.params.items()]
+        params = [Param(_named(name), str(value)) for name, value in trial.params.items()]
         self._client.log_batch(created.info.run_id, params=params)
 
     def epoch_ended(self, epoch: EpochEnded) -> None:
@@ -111,7 +126,8 @@ class MLflow(Observer):
         from mlflow.entities import Metric
 
         run = self._runs[epoch.trial]
-        values = {**epoch.metrics, "train_loss": epoch.train_loss}
+        told = {**epoch.metrics, "train_loss": epoch.train_loss}
+        values = {_named(name): value for name, value in told.items()}
         if epoch.trial not in self._there:  # the run is of an earlier process
             last = self._client.get_metric_history(run, "train_loss")
             self._there[epoch.trial] = {metric.step for metric in last}
@@ -120,7 +136,7 @@ class MLflow(Observer):
         at = int(epoch.at * 1000)
         half = {  # a kill may have cut it in the middle
             name
-            for name in epoch.metrics
+            for name in values
             if epoch.is_past
             and any(m.step == epoch.epoch for m in self._client.get_metric_history(run, name))
         }

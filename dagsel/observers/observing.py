@@ -125,7 +125,7 @@ class _Post:
         while (told := self._news.get()) is not None and not self._is_gone:
             try:
                 tell(self._observer, told)
-            except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
                 self._let_go(f"{type(error).__name__}: {error}")
             self._taken_at = time.monotonic()
 

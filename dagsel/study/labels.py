@@ -162,5 +162,6 @@ class ChosenTrial(RecalledTrial):
             raise SearchError(
                 f"{name}={self._params[name]!r} is outside of the space, which has {distribution}"
             )
-        self._params[name] = chosen = distribution.to_external_repr(inner)
+        chosen = distribution.to_external_repr(inner)
+        self._params[name] = self._suggested_params[name] = chosen  # the text of a number is one
         return chosen

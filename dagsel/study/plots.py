@@ -6,6 +6,8 @@ import warnings
 from typing import Any
 
 import optuna
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
 
 from dagsel.errors import SearchError
 
@@ -27,10 +29,13 @@ def importance_plot(study: optuna.Study, params: list[str] | None, metric: str) 
     """
     from optuna.visualization import plot_param_importances
 
-    how = {**_target(study), "target_name": metric}
+    how = {**_target(study, lower_is_better=True), "target_name": metric}
     try:
+        if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(False)):
+            raise ValueError("none of them is complete")  # Optuna would draw an empty figure
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "The number of trials is too small")
+            warnings.filterwarnings("ignore", ".* to achieve low `target` values")  # as it is told
             return plot_param_importances(study, params=params, **how)
     except (ValueError, RuntimeError, UserWarning) as error:
         raise SearchError(
@@ -39,5 +44,10 @@ def importance_plot(study: optuna.Study, params: list[str] | None, metric: str) 
         ) from error
 
 
-def _target(study: optuna.Study) -> dict[str, Any]:
-    return {"target": lambda trial: trial.values[0]} if len(study.directions) > 1 else {}
+def _target(study: optuna.Study, *, lower_is_better: bool = False) -> dict[str, Any]:
+    """Return what Optuna goes by in a study of several metrics, which it may take for a loss."""
+    if len(study.directions) == 1:
+        return {}
+    maximizes = study.directions[0] == StudyDirection.MAXIMIZE
+    sign = -1 if lower_is_better and maximizes else 1
+    return {"target": lambda trial: sign * trial.values[0]}

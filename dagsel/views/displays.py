@@ -43,21 +43,27 @@ class Display(Protocol):
 
 
 def choose(
-    how: Progress, console: Console, ended: Collection[int] = (), steer: Steer | None = None
+    how: Progress,
+    console: Console,
+    ended: Collection[int] = (),
+    steer: Steer | None = None,
+    folder: str = "",
 ) -> Display | None:
     """Return what shows a search; None for nothing.
 
-    Of the `ended` trials a log has no line. `steer` takes the commands of a view that has buttons.
+    Of the `ended` trials a log has no line; it begins with the run's folder. `steer` takes the
+    commands of a view that has buttons.
     """
     if how == "auto":
-        how = "table" if console.is_terminal or console.is_jupyter else "log"
+        can_move = console.is_terminal and not console.is_dumb_terminal
+        how = "table" if can_move or console.is_jupyter else "log"
     if how == "table" and console.is_jupyter:
         return LiveView(steer) if has_widgets() else InNotebook()
     if how == "table":
         return InTerminal(console)
     if how == "line":
         return OneLine(console)
-    return InLog(console, ended) if how == "log" else None
+    return InLog(console, ended, folder) if how == "log" else None
 
 
 class InTerminal:
@@ -170,8 +176,8 @@ class InLog:
 
     shows_workers = False
 
-    def __init__(self, console: Console, ended: Collection[int]) -> None:
-        self._file = console.file
+    def __init__(self, console: Console, ended: Collection[int], folder: str = "") -> None:
+        self._file, self._folder = console.file, folder
         self._ended = set(ended)
         self._due: float | None = None
         self._pause_s = FIRST_LOG_S
@@ -182,12 +188,15 @@ class InLog:
 
     def show(self, snapshot: Snapshot) -> None:
         """Write a line on each trial that has ended since, and one on all if it is due."""
+        if self._folder:
+            self._write(snapshot.seconds, f"the run is in {self._folder}")
+            self._folder = ""
         if snapshot.dashboard and not self._has_link:
             self._has_link = True
-            self._write(snapshot, dashboard_told(snapshot))
+            self._write(snapshot.seconds, dashboard_told(snapshot))
         ended = {row.number: row for row in snapshot.rows if not row.is_live}
         for number in sorted(ended.keys() - self._ended):
-            self._write(snapshot, _end_of(ended[number], snapshot.metric))
+            self._write(snapshot.seconds, _end_of(ended[number], snapshot.metric))
         self._ended = set(ended)
         if self._due is None:
             self._due = snapshot.seconds + self._pause_s
@@ -195,7 +204,7 @@ class InLog:
             self._pause_s = min(2 * self._pause_s, LOG_EVERY_S)
             self._due = snapshot.seconds + self._pause_s
             _, *rest = snapshot.head
-            self._write(snapshot, " · ".join([snapshot.far, *rest]))
+            self._write(snapshot.seconds, " · ".join([snapshot.far, *rest]))
 
     def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         """Write what came out."""
@@ -207,10 +216,10 @@ class InLog:
         cost = f"{span(snapshot.worker_seconds)} of workers' time"
         cost += "".join(f", {gauge.used}" for gauge in snapshot.gauges if gauge.is_money)
         told = [f"the search {how}: {trials}, {cost}", *snapshot.best_told]
-        self._write(snapshot, " · ".join(told))
+        self._write(snapshot.seconds, " · ".join(told))
 
-    def _write(self, snapshot: Snapshot, text: str) -> None:
-        print(f"dagsel {clock(snapshot.seconds)} · {text}", file=self._file, flush=True)
+    def _write(self, seconds: float, text: str) -> None:
+        print(f"dagsel {clock(seconds)} · {text}", file=self._file, flush=True)
 
 
 def _end_of(row: TrialRow, metric: str) -> str:

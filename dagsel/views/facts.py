@@ -64,17 +64,22 @@ class Facts:
     currency: str = ""
     n_trials: Callable[[], int | None] = lambda: None  # trials that the search draws in all
     workers: Callable[[], tuple[WorkerNow, ...]] = tuple  # what they did a moment ago
+    folder: str = ""  # of the run; empty where everybody knows it
     dashboard: str = ""  # address of Dask's dashboard; empty if there is none
     steer: Steer | None = None  # takes commands; None if the search takes none
 
     @classmethod
     def of(
-        cls, settings: Settings, n_trials: Callable[[], int | None], steer: Steer | None
+        cls,
+        settings: Settings,
+        n_trials: Callable[[], int | None],
+        steer: Steer | None,
+        folder: str = "",
     ) -> Facts:
         """Return what is known before there is a cluster."""
         limits = SetLimits(settings.deadline_s, settings.budget_s, settings.budget_money)
         price = settings.price_per_worker_hour, settings.currency
-        return cls(limits, *price, n_trials, steer=steer)
+        return cls(limits, *price, n_trials, steer=steer, folder=folder)
 
     @classmethod
     def read(cls, settings: Settings) -> Facts:

@@ -65,7 +65,7 @@ class SearchProgress:
         self._metric = metric
         self._facts = facts or Facts()
         console = console or Terminal(stderr=True, force_jupyter=is_notebook() or None)
-        self._display = choose(how, console, ended, self._facts.steer)
+        self._display = choose(how, console, ended, self._facts.steer, self._facts.folder)
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
         self._cost_s = 0.0  # what the last one has cost

@@ -21,7 +21,7 @@ from dagsel.driver.consistency import without_interruptions
 from dagsel.driver.inbox import Inbox, Order
 from dagsel.driver.recovery import catch_up
 from dagsel.driver.runner import Runner
-from dagsel.driver.steered import BY_USER, Steered
+from dagsel.driver.steered import BY_USER, ENDED_BY_USER, Steered
 from dagsel.errors import CheckpointNotFoundError, SearchCancelledError, SearchError
 from dagsel.flow import Clone, Commanded, Flow
 from dagsel.flows import ASHA, HyperSched, Lookahead, RandomSearch
@@ -303,9 +303,8 @@ def test_a_search_that_ctrl_c_has_ended_goes_on_as_if_it_had_not(
     assert {n: t.params for n, t in record.trials.items()} == {
         n: t.params for n, t in undisturbed.trials.items()
     }
-    assert "the time or the budget is over" not in {
-        trial.reason for trial in record.trials.values()
-    }
+    reasons = {trial.reason for trial in record.trials.values()}
+    assert reasons.isdisjoint({"the time or the budget is over", ENDED_BY_USER})
     if name == "random search":
         assert [len(t.epochs) for t in record.trials.values()] == [3] * 5
     whole = without_interruptions([ENTRIES.decode(e) for e in kept.entries], goes_on=False)
@@ -390,7 +389,7 @@ def test_a_trial_that_has_ended_takes_no_command() -> None:
 def test_a_paused_trial_rests_until_it_is_resumed() -> None:
     plan: dict[str, tuple[int, UserCommand]] = {"pause": (1, PauseTrial(0))}
     rested, _ = told("random search", plan)
-    assert rested.trials[0].reason == "the time or the budget is over"
+    assert rested.trials[0].reason == ENDED_BY_USER
     assert all(rested.trials[n].state == "complete" for n in (1, 2, 3, 4))
     went_on, _ = told("random search", {**plan, "resume": (9, ResumeTrial(0))})
     assert went_on.trials[0].state == "complete"
@@ -414,6 +413,14 @@ def test_a_clone_trains_the_epochs_that_its_source_had_left() -> None:
     assert len(clone.epochs) == 3 - adoption.source_epoch
     assert clone.params == {**record.trials[0].params, "x": 0.25}
     assert clone.config == clone.params
+
+
+def test_the_text_of_a_number_is_that_number() -> None:
+    record, user = told("random search", {"it": (1, AddTrial({"x": "0.25", "kind": "a"}))})
+    number = user.answers["it"]
+    assert isinstance(number, int)
+    added = record.trials[number]
+    assert added.params == added.config == {"x": 0.25, "kind": "a"}
 
 
 def test_the_cluster_has_the_workers_that_were_asked_for() -> None:

@@ -28,12 +28,14 @@ from dagsel.errors import (
     SearchError,
     WorkloadError,
 )
+from dagsel.flow import Ask, Asked, Clone, Decision, Event, Finish, Reported, Stop, Train
 from dagsel.flows import PBT, RandomSearch, Range
 from dagsel.history.tables import ranked
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
+from tests.driver.scripted import Scripted
 from tests.fused import fused
 from tests.laws.test_replay import space
 
@@ -357,6 +359,37 @@ def test_of_a_configuration_that_changed_the_last_one_is_trained(
         for epoch in (1, 2)
         for shard in visit_order(4, seed=0, trial=run.best.trial, epoch=epoch)
     ]
+
+
+def test_what_went_on_from_another_trial_is_trained_for_the_epochs_of_both(
+    optimize: Optimize, client: Client, digits: ShardedDataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked((0,)):
+                return [Train(0, 2)]
+            case Reported(0, 2):
+                return [Ask(1)]
+            case Asked((1,)):
+                return [Clone(0, 1, {"x": 0.5}), Train(1, 2), Stop(0, "", "complete")]
+            case Reported(1, 2):
+                return [Stop(1, "", "complete"), Finish()]
+        return []
+
+    run = optimize(
+        Scripted([Ask(1)], answer),
+        space=interrupted.space,
+        workload=interrupted.workload(),
+        data=digits,
+        client=client,
+    )
+    assert [len(trial.epochs) for trial in run.record.trials.values()] == [2, 2]
+    kept = run.record.trials[1].kept
+    assert kept is not None
+    seen = run.refit(cluster=client.cluster, trial=1)
+    n_epochs = 2 + kept.place.epoch
+    assert [*dict.fromkeys(epoch for epoch, *_ in seen)] == [*range(1, n_epochs + 1)]
+    assert f"trained anew for the {n_epochs} epochs of both" in caplog.text
 
 
 def test_a_view_has_each_sample_once_and_nothing_for_validation(digits: ShardedDataset) -> None:

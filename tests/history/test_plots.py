@@ -20,6 +20,7 @@ from dagsel.history.plots.timeline import MOST_BARS, bound_s, joined
 from dagsel.history.record import Record
 from dagsel.messages import SessionBegun, UnitRecord
 from dagsel.simulation import PowerLaw, SimulatedCluster, SimulatedRun, simulate
+from dagsel.study.plots import importance_plot
 
 CLUSTER = SimulatedCluster(n_workers=3, n_shards=4)
 
@@ -156,6 +157,25 @@ def test_optuna_draws_parameters(run: SimulatedRun) -> None:
     assert {*bars_of_params.y} == {"lr", "width"}
 
 
+def test_what_matters_is_the_same_whether_a_metric_is_alone_or_the_first_of_two() -> None:
+    def importance(*directions: Any) -> dict[str, float]:
+        study = optuna.create_study(directions=directions)
+        for n in range(40):
+            x, y = n / 39, n * 7 % 40 / 39
+            params = {"x": x, "y": y}
+            space: Any = optuna.distributions.FloatDistribution(0.0, 1.0)
+            spaces = dict.fromkeys(params, space)
+            values = [x**8 + 0.1 * y, 0.5][: len(directions)]
+            study.add_trial(
+                optuna.trial.create_trial(values=values, params=params, distributions=spaces)
+            )
+        (bars_of_params,) = importance_plot(study, None, "accuracy").data
+        return dict(zip(bars_of_params.y, bars_of_params.x, strict=True))
+
+    for direction in ("maximize", "minimize"):
+        assert importance(direction, "minimize") == importance(direction)
+
+
 def test_what_cannot_be_drawn_is_said(run: SimulatedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SearchError, match="no metric 'f1'; take one of value, train loss"):
         run.plot.curves("f1")
@@ -166,6 +186,8 @@ def test_what_cannot_be_drawn_is_said(run: SimulatedRun, monkeypatch: pytest.Mon
     one = simulate(RandomSearch(max_epochs=1, n_trials=1), PowerLaw(), CLUSTER, space=space)
     with pytest.raises(SearchError, match="how much the parameters matter cannot be told"):
         one.plot.importance()
+    with pytest.raises(SearchError, match="none of them is complete"):
+        importance_plot(optuna.create_study(), None, "accuracy")
     find = builtins.__import__
 
     def without_plotly(name: str, *args: Any, **options: Any) -> Any:

@@ -116,6 +116,11 @@ class Raises(Observer):
         raise OSError(28, "No space left on device")
 
 
+class Exits(Observer):
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        raise SystemExit("enough")
+
+
 class Hangs(Observer):
     def __init__(self) -> None:
         self.until = threading.Event()
@@ -131,14 +136,15 @@ def test_one_that_raises_or_hangs_is_let_go_and_the_others_hear_all(
     monkeypatch.setattr(module, "STUCK_S", 0.3)
     kept, hangs = Kept(), Hangs()
     began = time.monotonic()
-    with Observing([Raises(), hangs, kept], BEGAN, RUN.record):
+    with Observing([Raises(), Exits(), hangs, kept], BEGAN, RUN.record):
         pass
     took = time.monotonic() - began
     hangs.until.set()
     assert took < 5
     assert len([t for t in kept.told if isinstance(t, EpochEnded)]) == RUN.record.n_epochs
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3
+    assert len(said) == 4
+    assert "the observer Exits is told no more: SystemExit: enough" in said
     assert any("Raises is told no more: OSError: [Errno 28]" in text for text in said)
     assert "the search has ended, and waits for the observer Hangs" in said
     assert any("Hangs is told no more: it has not taken in all" in text for text in said)

@@ -215,6 +215,30 @@ def test_a_search_that_goes_on_writes_offline_runs_of_wandb_anew(tmp_path: Path)
         assert Counter((trial, step, "accuracy") for trial, step, _ in found) == WHOLE
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+def test_names_that_mlflow_does_not_take_are_written_otherwise(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    names = {"confusion[0,1]": "confusion_0_1", "acc@3": "acc_3", "val/f1": "val/f1", "/x": "_x"}
+    metrics = dict.fromkeys(names, 0.5)
+    observer = MLflow(uri)
+    observer.check()
+    for is_past in (False, True):
+        for told in (
+            BEGAN,
+            TrialBegan(0, {"weight decay (L2)": 0.1}),
+            EpochEnded(0, 1, 0.5, metrics, 0.4, 1.0, 1.7e9, is_past),
+        ):
+            tell(observer, told)
+    client = MlflowClient(uri)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "digits"]
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`dagsel.trial` = '0'")
+    assert run.data.params == {"weight decay _L2": "0.1"}
+    assert run.data.metrics == dict.fromkeys(names.values(), 0.5) | {"train_loss": 0.4}
+    assert len(client.get_metric_history(run.info.run_id, "acc_3")) == 1
+
+
 def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

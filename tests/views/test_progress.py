@@ -22,6 +22,7 @@ from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.messages import Turn, UnitRecord
 from dagsel.views.displays import line
+from dagsel.views.facts import Facts
 from dagsel.views.progress import SPARING, SearchProgress, Terminal
 from dagsel.views.snapshot import Snapshot
 from dagsel.views.table import AROUND, IN_NOTEBOOK, notebook_table, terminal_lines
@@ -303,6 +304,24 @@ def test_a_log_is_silent_where_a_search_could_not_begin() -> None:
     with pytest.raises(ClusterError):
         search()
     assert file.getvalue() == ""
+
+
+def test_a_log_begins_with_the_runs_folder() -> None:
+    file = StringIO()
+    facts = Facts(folder="/runs/digits")
+    with SearchProgress("accuracy", "log", console=Console(file=file), facts=facts) as progress:
+        progress.update(make_record())
+    first, *rest = file.getvalue().splitlines()
+    assert first.endswith(" · the run is in /runs/digits")
+    assert not any("/runs/digits" in line for line in rest)
+
+
+def test_a_terminal_that_cannot_move_its_cursor_has_a_log() -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, _environ={"TERM": "dumb"})
+    with SearchProgress("accuracy", console=console) as progress:
+        progress.update(make_record())
+    assert " · the search has ended: 4 trials" in file.getvalue()
 
 
 def test_a_log_says_that_a_search_was_interrupted() -> None:
