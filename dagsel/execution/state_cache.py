@@ -129,21 +129,32 @@ class StateCache:
 
     def save(
         self, unit: Unit, state: State, stored: StoredState, binding: Assignment
-    ) -> StoredState:
-        """Store the last state of a task; return what is stored with the one that is kept.
+    ) -> tuple[StoredState, bool]:
+        """Store the last state of a task, unless another attempt at it was first.
 
-        `binding` is that of the task. Of two attempts at it the first one's state is kept.
+        Parameters
+        ----------
+        unit, state, stored
+            The task's last unit, the state after it, and what is stored with it.
+        binding
+            That of the task.
+
+        Returns
+        -------
+        kept, is_own
+            What is stored with the state that is kept, and whether that is this one: the same
+            visits may give other bits elsewhere, as on a GPU.
         """
         store, meta = self._store, stored.meta
         place = (unit.trial, unit.epoch, unit.position)
-        kept = retry_while_full(lambda: store.save_first(*place, state.buffer, meta), store.url)
-        found = StoredState.read(place[1:], kept)
+        first = retry_while_full(lambda: store.save_first(*place, state.buffer, meta), store.url)
+        digest, found = first[0], StoredState.read(place[1:], first[1])
         if not goes_on(found, binding):  # of an attempt that was lost, and then left behind
-            digest = retry_while_full(lambda: store.save(*place, state.buffer, meta), store.url)
+            retry_while_full(lambda: store.save(*place, state.buffer, meta), store.url)
             found = replace(stored, digest=digest)
         if binding.spare is not None and binding.spare[1] != self._n_shards - 1:
             store.delete(unit.trial, *binding.spare)  # the driver deletes the ends of epochs
-        return found
+        return found, (found.visits, found.digest) == (stored.visits, digest)
 
     def save_scores(self, unit: Unit, kept: State) -> None:
         """Store what a scored shard keeps for metrics of the whole set."""

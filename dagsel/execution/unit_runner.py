@@ -319,9 +319,9 @@ class UnitRunner:
             return last.state, [*work, last.done, *then]
         mine = replace(last.to_store, losses=tuple((done.n_samples, done.loss) for done in work))
         began = time.time()
-        kept = self.states.save(last.unit, last.state, mine, binding)
+        kept, is_own = self.states.save(last.unit, last.state, mine, binding)
         done = [*work, replace(last.done, save_seconds=time.time() - began)]
-        if kept.visits == mine.visits:
+        if is_own:
             state = self.states.keep(last.unit, last.state)
             return state, [*work, as_stored(done[-1], kept), *then]
         # Another attempt, believed lost, was first, and this state's scores are not its own.

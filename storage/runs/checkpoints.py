@@ -180,12 +180,17 @@ class CheckpointStore:
 
     def save_first(
         self, trial: int, epoch: int, position: int, blob: Bytes, meta: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    ) -> tuple[str, dict[str, Any]]:
         """Store a complete state as `save` does, unless its key has one that is not damaged.
 
         If two processes run the same unit, the first result counts: a process that slept for long
-        cannot replace the other's state. Returns the meta of the state that is stored now, with
-        its ``"digest"``.
+        cannot replace the other's state.
+
+        Returns
+        -------
+        digest, kept
+            The checksum of `blob`; the meta of the state that is stored now, with its ``"digest"``,
+            which is another one if another state was first.
         """
         stem = _stem(trial, epoch, position)
         name, record, checksum = _body(stem, blob, meta)
@@ -195,11 +200,12 @@ class CheckpointStore:
             try:
                 _, kept = self.load(trial, epoch, position)
             except CheckpointError:
-                return {**meta, DIGEST: self.save(trial, epoch, position, blob, meta)}
+                self.save(trial, epoch, position, blob, meta)
+                return checksum, kept
             if self._blob_of(stem) != name:
                 self._folder.remove_file(name)
         self.delete(trial, epoch, position, partial=True)
-        return kept
+        return checksum, kept
 
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False

@@ -456,7 +456,7 @@ FAULTS = (
     Fault(
         "worker: a loser's state goes on beside the winner's report",
         "execution/unit_runner.py",
-        "if kept.visits == mine.visits:",
+        "if is_own:",
         "if True:",
         "workers/test_unit_runner.py",
     ),

@@ -109,7 +109,8 @@ def test_a_unit_goes_on_from_a_part_of_the_shard_that_it_is_bound_to(
 def test_what_a_task_has_stored_tells_of_each_of_its_units(tmp_path: Path) -> None:
     store, binding = CheckpointStore(tmp_path), Assignment(shard=1, visits=(2,))
     mine = stored_at((1, 2), (2, 1, 0), losses=((8, 0.25),))
-    assert cache(store).save(Unit("train", 0, 1, 2), state(12), mine, binding).losses
+    kept, _ = cache(store).save(Unit("train", 0, 1, 2), state(12), mine, binding)
+    assert kept.losses
     found = cache(store).recover(Unit("train", 0, 1, 1), replace(binding, shard=0, attempt=2))
     assert isinstance(found, Found)
     assert found.state == StoredResult(0, 1, 2)
@@ -127,9 +128,21 @@ def test_the_state_of_another_attempt_counts_if_the_trial_may_have_gone_on_from_
     unit, binding = Unit("train", 0, *place), Assignment(shard=1, attempt=2, visits=(2,))
     found = cache(store).recover(unit, replace(binding, visits=theirs[:2] if is_kept else (2, 1)))
     assert (found is not None) == is_kept
-    kept = cache(store).save(unit, state(12), mine, binding)
+    kept, is_own = cache(store).save(unit, state(12), mine, binding)
     assert kept.visits == (theirs if is_kept else mine.visits)
+    assert is_own != is_kept
     assert (store.load(0, *place)[0] == state(7).buffer) == is_kept
+
+
+@pytest.mark.parametrize("theirs", [12, 7])
+def test_a_state_is_the_one_kept_if_its_bits_are(tmp_path: Path, theirs: int) -> None:
+    """On a GPU the same visits may give other bits."""
+    store, place, mine = CheckpointStore(tmp_path), (1, 2), stored_at((1, 2), (2, 1, 0))
+    store.save(0, *place, state(theirs).buffer, mine.meta)
+    binding = Assignment(shard=0, attempt=2, visits=(2, 1))
+    kept, is_own = cache(store).save(Unit("train", 0, *place), state(12), mine, binding)
+    assert is_own == (theirs == 12)
+    assert kept.digest == store.load(0, *place)[1]["digest"]
 
 
 def test_a_later_state_of_an_attempt_that_was_left_behind_is_no_result(tmp_path: Path) -> None:

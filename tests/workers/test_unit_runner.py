@@ -110,6 +110,19 @@ def test_of_two_attempts_at_a_unit_the_first_result_goes_on_and_is_told(tmp_path
     assert [(shard, batch) for _, shard, batch in seen(after)] == [(1, 0), (1, 1), (0, 0), (0, 1)]
 
 
+def test_of_two_attempts_with_the_same_visits_the_bits_of_the_first_go_on(tmp_path: Path) -> None:
+    """On a GPU, or another CPU, the same visits may give other bits."""
+    workers = Workers(tmp_path, n_batches=2)
+    slow = workers.come("a")
+    workers.workload = SyntheticWorkload(n_batches=3)
+    winner, (told,) = workers.come("b").train(UNIT, Assignment(shard=1, attempt=2), {}, None)
+    state, done = slow.train(UNIT, Assignment(shard=1, attempt=1, scores=(0,)), {}, None)
+    assert state == StoredResult(0, 1, 0)
+    assert isinstance(state, StoredResult)
+    assert slow.states.load(state) == winner
+    assert [(each.unit, each.digest) for each in done] == [(UNIT, told.digest)]
+
+
 def test_an_epoch_is_scored_by_the_state_at_its_end_and_by_no_later_one(tmp_path: Path) -> None:
     """Dask makes a lost end anew as the latest state that is stored: good to train on from."""
     workers = Workers(tmp_path, n_batches=2)

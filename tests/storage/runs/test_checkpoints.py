@@ -132,10 +132,11 @@ def test_what_was_scored_outlives_its_state(store: CheckpointStore, place: Any) 
 
 def test_of_two_first_saves_the_first_one_counts(store: CheckpointStore, place: Any) -> None:
     store.save(1, 0, 4, b"half", {}, partial=True)
-    kept = store.save_first(1, 0, 4, b"one", {"shard": 1})
-    assert kept == {"shard": 1, "digest": f"{google_crc32c.value(b'one'):08x}"}
-    assert store.save_first(1, 0, 4, b"two", {"shard": 2}) == kept
-    assert store.save_first(1, 0, 4, b"one", {"shard": 3}) == kept
+    one, two = (f"{google_crc32c.value(blob):08x}" for blob in (b"one", b"two"))
+    kept = {"shard": 1, "digest": one}
+    assert store.save_first(1, 0, 4, b"one", {"shard": 1}) == (one, kept)
+    assert store.save_first(1, 0, 4, b"two", {"shard": 2}) == (two, kept)
+    assert store.save_first(1, 0, 4, b"one", {"shard": 3}) == (one, kept)
     assert store.load(1, 0, 4) == (b"one", kept)
     assert len(place.files()) == 2
 
@@ -146,9 +147,9 @@ def test_a_damaged_first_save_is_replaced(tmp_path: Path, suffix: str, data: byt
     store = CheckpointStore(tmp_path)
     store.save_first(1, 0, 0, b"state", {"n": 1})
     damage(next(tmp_path.rglob(f"*.{suffix}")), data)
-    kept = store.save_first(1, 0, 0, b"again", {"n": 2})
+    digest, kept = store.save_first(1, 0, 0, b"again", {"n": 2})
     assert store.load(1, 0, 0) == (b"again", kept)
-    assert kept["n"] == 2
+    assert kept == {"n": 2, "digest": digest}
 
 
 @pytest.mark.parametrize("blobs", [(b"one", b"two"), (b"same", b"same")])
@@ -162,7 +163,7 @@ def test_two_attempts_that_race_agree_on_one(tmp_path: Path, blobs: tuple[bytes,
             nonlocal n_left
             n_left -= 1
             if n_left == -1:
-                ends.append(store.save_first(1, 0, 0, blobs[1], {"n": 2}))
+                ends.append(store.save_first(1, 0, 0, blobs[1], {"n": 2})[1])
 
         def counted(_: str, function: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +174,7 @@ def test_two_attempts_that_race_agree_on_one(tmp_path: Path, blobs: tuple[bytes,
 
         names = ("open", "write", "close", "link", "replace", "unlink", "mkdir")
         with os_calls(names, counted):
-            ends.append(store.save_first(1, 0, 0, blobs[0], {"n": 1}))
+            ends.append(store.save_first(1, 0, 0, blobs[0], {"n": 1})[1])
         return ends, n_left < 0
 
     winners = set()
