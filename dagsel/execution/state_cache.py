@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
@@ -15,6 +17,8 @@ from dagsel.state import State
 from dagsel.storage import CheckpointStore
 from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.checkpoints import Scoring
+
+logger = logging.getLogger("dagsel")
 
 _SCORING: dict[str, Scoring] = {"evaluate": "epoch", "check": "check"}
 #: One more state of that size never makes a worker short of memory. To ask costs it 0.15 ms.
@@ -36,6 +40,13 @@ class Found:
 
     state: State | StoredResult
     stored: StoredState | None  # None where a later state of the trial was found
+
+
+class ScoredShard(NamedTuple):
+    """A shard as it was scored, before that is stored or told."""
+
+    done: UnitRecord
+    kept: State | None  # for metrics of the whole set
 
 
 class StateCache:
@@ -63,6 +74,18 @@ class StateCache:
         place = (stored.trial, stored.epoch, stored.position)
         blob, _ = self._store.load(*place, partial=stored.is_partial)
         return State(blob)
+
+    def input(self, unit: Unit, state: State | StoredResult | None) -> State | None:
+        """Return the state that a unit begins with; None if its trial begins with it."""
+        match state:
+            case State():
+                return state
+            case StoredResult():
+                return self.load(state)
+            case None if unit.epoch == 1 and unit.position == 0:
+                return None
+            case None:
+                return self.load(StoredResult(unit.trial, *before(unit, self._n_shards)))
 
     def check_end(self, unit: Unit, stored: StoredResult) -> None:
         """Raise an error if a state is not the one at the end of the epoch that a unit scores."""
@@ -156,11 +179,26 @@ class StateCache:
             store.delete(unit.trial, *binding.spare)  # the driver deletes the ends of epochs
         return found, (found.visits, found.digest) == (stored.visits, digest)
 
-    def save_scores(self, unit: Unit, kept: State) -> None:
-        """Store what a scored shard keeps for metrics of the whole set."""
-        store, kind, trial = self._store, _SCORING[unit.kind], unit.trial
-        scored = (unit.epoch, unit.position, kept.buffer)
-        retry_while_full(lambda: store.save_scores(trial, kind, *scored), store.url)
+    def save_scores(self, scored: ScoredShard) -> UnitRecord:
+        """Store what a scored shard keeps for metrics of the whole set; return its record."""
+        if scored.kept is not None:
+            store, unit = self._store, scored.done.unit
+            place = (unit.trial, _SCORING[unit.kind], unit.epoch, unit.position)
+            buffer = scored.kept.buffer
+            retry_while_full(lambda: store.save_scores(*place, buffer), store.url)
+        return scored.done
+
+    def keep_scores(self, scored: Iterable[ScoredShard]) -> Iterator[UnitRecord]:
+        """Store what a task has scored, and yield its records, until one cannot be stored.
+
+        A shard that is left out is scored again in a unit of its own, which can say why.
+        """
+        for each in scored:
+            try:
+                yield self.save_scores(each)
+            except Exception:
+                logger.debug("what %s keeps", each.done.unit, exc_info=True)
+                return
 
     def has_room_beside(self, state: State | StoredResult) -> bool:
         """Whether there is memory for the state that is trained from this one, while it stays."""

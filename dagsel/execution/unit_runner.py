@@ -30,7 +30,7 @@ from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch
 from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.state_cache import Found, StateCache, as_stored, before, until
+from dagsel.execution.state_cache import Found, ScoredShard, StateCache, as_stored, until
 from dagsel.execution.stops import Stops, own_turn
 from dagsel.execution.visits import Recovered, Visited, visits_of
 from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecord
@@ -158,12 +158,11 @@ class UnitRunner:
                 self._tell(piece)
                 raise Reschedule
             if not self.states.has_room_beside(last.state):
-                done = self._store(work, last, [piece] if piece else [], binding)
+                done = self._store(work, last, piece, [], binding)
                 return lambda: done
             is_whole = len(work) == len(binding.then)
             scores = self._scores(unit, binding, how.config, last.state, stop) if is_whole else ()
-            then = [piece] if piece else [*scores]
-            return partial(self._store, work, last, then, binding)
+            return partial(self._store, work, last, piece, [*scores], binding)
 
     def _train_all(
         self,
@@ -230,7 +229,7 @@ class UnitRunner:
             about = (unit, self._address, binding.shard, start, time.time())
             done = UnitRecord(*about, hop=False, recovered=True)
             return Recovered(found.state, as_stored(done, found.stored) if found.stored else done)
-        begin = found or self._input(unit, state)
+        begin = found or self.states.input(unit, state)
         if is_told:
             self._tell_of_begin(UnitTrains(unit, self._address), binding)
         if begin is None:
@@ -252,19 +251,6 @@ class UnitRunner:
     def _tell_of_begin(self, notice: UnitStarted | UnitTrains, binding: Assignment) -> None:
         # If a suspect ends this process at once, the dispatcher has to know that it had begun.
         (self._tell_surely if binding.is_suspect else self._tell)(notice)
-
-    def _input(self, unit: Unit, state: State | StoredResult | None) -> State | None:
-        """Return the state that a unit begins with; None if its trial begins with it."""
-        match state:
-            case State():
-                return state
-            case StoredResult():
-                return self.states.load(state)
-            case None if unit.epoch == 1 and unit.position == 0:
-                return None
-            case None:
-                epoch, position = before(unit, self._spec.data.n_shards)
-                return self.states.load(StoredResult(unit.trial, epoch, position))
 
     def _train(
         self,
@@ -307,27 +293,30 @@ class UnitRunner:
         self,
         work: list[UnitRecord],
         last: Visited | Recovered,
-        then: Sequence[UnitRecord | PieceRecord],
+        piece: PieceRecord | None,
+        scored: Sequence[ScoredShard],
         binding: Assignment,
     ) -> Result:
-        """Store the last state of a task, unless it comes from there.
+        """Store the last state of a task, unless it comes from there, and what it has scored.
 
-        Return it, and all records: `work` has those of the units before the last one, `then` those
-        of what followed, a piece or scores.
+        Return it, and all records: `work` has those of the units before the last one; a piece or
+        scores followed.
         """
+        then = [piece] if piece else []
         if isinstance(last, Recovered):
-            return last.state, [*work, last.done, *then]
+            return last.state, [*work, last.done, *then, *self.states.keep_scores(scored)]
         mine = replace(last.to_store, losses=tuple((done.n_samples, done.loss) for done in work))
         began = time.time()
         kept, is_own = self.states.save(last.unit, last.state, mine, binding)
         done = [*work, replace(last.done, save_seconds=time.time() - began)]
         if is_own:
             state = self.states.keep(last.unit, last.state)
-            return state, [*work, as_stored(done[-1], kept), *then]
+            scores = self.states.keep_scores(scored)
+            return state, [*work, as_stored(done[-1], kept), *then, *scores]
         # Another attempt, believed lost, was first, and this state's scores are not its own.
         found = StoredResult(last.unit.trial, last.unit.epoch, last.unit.position)
         done = [as_stored(each, until(kept, each.unit.position)) for each in done]
-        return found, [*done, *(each for each in then if isinstance(each, PieceRecord))]
+        return found, [*done, *then]
 
     def evaluate(
         self,
@@ -371,7 +360,8 @@ class UnitRunner:
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
             if binding.alone:
                 self.raising.relieve()
-            return replace(self._evaluate(unit, how.config, loaded, how.halvings), start=start)
+            scored = self._evaluate(unit, how.config, loaded, how.halvings)
+            return replace(self.states.save_scores(scored), start=start)
 
     def _scores(
         self,
@@ -380,8 +370,8 @@ class UnitRunner:
         config: Mapping[str, Any],
         state: State | StoredResult,
         stop: threading.Event,
-    ) -> Iterator[UnitRecord]:
-        """Score what a unit has trained, until it is told to stop.
+    ) -> Iterator[ScoredShard]:
+        """Score what a unit has trained, until it is told to stop, or memory is short.
 
         What raises here is left out: it raises again in a unit of its own, which can say so.
         """
@@ -390,23 +380,25 @@ class UnitRunner:
         for shard in binding.scores:
             if stop.is_set():
                 return
+            evaluation = unit._replace(kind="evaluate", position=shard)
             try:
-                yield self._evaluate(unit._replace(kind="evaluate", position=shard), config, state)
+                scored = self._evaluate(evaluation, config, state)
             except Exception:
                 logger.debug("scoring %s on shard %d", unit, shard, exc_info=True)
+                return
+            yield scored
+            if scored.kept is not None and not self.states.has_room_beside(scored.kept):
                 return
 
     def _evaluate(
         self, unit: Unit, config: Mapping[str, Any], state: State, halvings: int = 0
-    ) -> UnitRecord:
+    ) -> ScoredShard:
         start, workload = time.time(), with_halved(self._workload, halvings)
         with self.shards.use(unit.position, "validation") as shard:
             scores = workload.evaluate(state, shard, config)
-        if scores.kept is not None:
-            self.states.save_scores(unit, scores.kept)
         done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
         told = {"n_samples": scores.n_samples, "metrics": scores.metrics, "halved": halvings}
-        return replace(done, **told)
+        return ScoredShard(replace(done, **told), scores.kept)
 
     def _visit(self, unit: Unit, shard: int, value: float | None) -> Visit:
         ends_epoch = unit.position == self._spec.data.n_shards - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from dagsel.messages import (
     StopUnit,
     StoredState,
 )
-from dagsel.state import State
+from dagsel.state import State, Tensor
 from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads.base import ShouldStop, Visit
@@ -463,3 +464,66 @@ def test_what_a_unit_has_scored_does_not_count_if_another_attempt_was_first(tmp_
     state, done = slow.train(UNIT, binding, {}, None)
     assert state == StoredResult(0, 1, 1)
     assert [each.unit for each in done] == [UNIT, UNIT._replace(position=1)]
+
+
+class Keeping(SyntheticWorkload):
+    """Each shard keeps the state that it has scored, and so many bytes."""
+
+    n_bytes = 0
+
+    def evaluate(self, state: State, shard: Any, config: Any) -> Any:
+        visits = [int(visit) for _, visit, _ in seen(state)]
+        room = Tensor.from_numpy(np.zeros(self.n_bytes, np.uint8))
+        kept = State.pack({"room": room}, {"visits": visits})
+        return replace(super().evaluate(state, shard, config), kept=kept)
+
+
+def visits_scored(workers: Workers, shard: int) -> Any:
+    """Return the visits of the state of which a shard has kept something."""
+    return State(workers.spec.run_dir.states.load_scores(0, "epoch", 1, shard)).meta["visits"]
+
+
+def test_what_shards_keep_is_that_of_the_state_that_is_stored(tmp_path: Path) -> None:
+    """A worker that was believed lost comes back when its successor has scored the same shard."""
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Keeping(n_batches=1)
+    slow, other = workers.come("a"), workers.come("b")
+    theirs = Assignment(shard=1, attempt=2, then=(0,), scores=(0,))
+    state, done = other.train(UNIT, theirs, {}, None)
+    assert [each.unit.kind for each in done] == ["train", "train", "evaluate"]
+    slow.train(UNIT, Assignment(shard=0, attempt=1, then=(1,), scores=(0, 1)), {}, None)
+    other.evaluate(Unit("evaluate", 0, 1, 1), Assignment(shard=1), {}, state)
+    assert [visits_scored(workers, shard) for shard in (0, 1)] == [[1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_task_scores_no_more_shards_when_memory_is_short_of_what_they_keep(
+    tmp_path: Path, is_short: bool
+) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Keeping(n_batches=1)
+    workers.workload.n_bytes = 2_000_000
+    worker = workers.come("a", lambda: is_short)
+    _, done = worker.train(UNIT, Assignment(shard=0, then=(1,), scores=(0, 1)), {}, None)
+    scored = [each.unit.position for each in done if each.unit.kind == "evaluate"]
+    assert scored == ([0] if is_short else [0, 1])
+
+
+def test_what_cannot_be_stored_of_a_score_is_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Keeping(n_batches=1)
+    worker = workers.come("a")
+
+    def fail(*_: Any) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointStore, "save_scores", fail)
+        state, done = worker.train(UNIT, Assignment(shard=0, then=(1,), scores=(0,)), {}, None)
+        assert [each.unit.kind for each in done] == ["train", "train"]
+        with pytest.raises(PermissionError):
+            worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, state)
+    worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, state)
+    assert visits_scored(workers, 0) == [0, 1]
