@@ -32,7 +32,7 @@ from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, ScoredShard, StateCache, as_stored, until
 from dagsel.execution.stops import Stops, own_turn
-from dagsel.execution.visits import Recovered, Visited, visits_of
+from dagsel.execution.visits import Recovered, UnitClock, Visited, visits_of
 from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecord
 from dagsel.state import State
 from dagsel.workloads.base import ShouldStop, Trained, Visit, Workload, never
@@ -223,10 +223,10 @@ class UnitRunner:
             self._tell(UnitStarted(unit, self._address))  # else it trains at once, and tells that
         self.counters.units_started += 1
         use_torch(self._spec.threads, self._spec.dtype)
-        start = time.time()
+        clock = UnitClock()
         found = self.states.recover(unit, binding) if binding.attempt > 1 else None
         if isinstance(found, Found):
-            about = (unit, self._address, binding.shard, start, time.time())
+            about = (unit, self._address, binding.shard, clock.start, clock.now())
             done = UnitRecord(*about, hop=False, recovered=True)
             return Recovered(found.state, as_stored(done, found.stored) if found.stored else done)
         begin = found or self.states.input(unit, state)
@@ -236,8 +236,8 @@ class UnitRunner:
             seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
             begin = self._workload.init(how.config, int(seeds.generate_state(1)[0]))
         should_stop = ShouldStop(stop, binding.max_seconds)
-        trained, began = self._train(unit, begin, how, binding, should_stop)
-        visited = Visited(unit, self._address, binding, trained, start, began, time.time())
+        trained, began = self._train(unit, begin, how, binding, should_stop, clock)
+        visited = Visited(unit, self._address, binding, trained, clock, began, clock.now())
         if not trained.finished:
             return self._suspend(visited)
         if trained.diverged:
@@ -259,6 +259,7 @@ class UnitRunner:
         how: How,
         binding: Assignment,
         should_stop: ShouldStop,
+        clock: UnitClock,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
         visit = self._visit(unit, binding.shard, how.value)
@@ -266,12 +267,12 @@ class UnitRunner:
         shards = self.shards.use(binding.shard, "train")
         if binding.gang == 1:
             with shards as shard:
-                began = time.time()
+                began = clock.now()
                 alone = train(state, shard, how.config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
             with shards as shard, self._lead(unit, binding, how) as gang:
-                began = time.time()
+                began = clock.now()
                 together = self._gang_workload(how).train_gang(
                     state, shard, how.config, visit=visit, should_stop=should_stop, gang=gang
                 )
@@ -306,9 +307,9 @@ class UnitRunner:
         if isinstance(last, Recovered):
             return last.state, [*work, last.done, *then, *self.states.keep_scores(scored)]
         mine = replace(last.to_store, losses=tuple((done.n_samples, done.loss) for done in work))
-        began = time.time()
+        began = time.monotonic()
         kept, is_own = self.states.save(last.unit, last.state, mine, binding)
-        done = [*work, replace(last.done, save_seconds=time.time() - began)]
+        done = [*work, replace(last.done, save_seconds=time.monotonic() - began)]
         if is_own:
             state = self.states.keep(last.unit, last.state)
             scores = self.states.keep_scores(scored)
@@ -353,15 +354,15 @@ class UnitRunner:
     ) -> UnitRecord:
         with own_turn(stop):
             self._tell_of_begin(UnitStarted(unit, self._address), binding)
-            start = time.time()
+            clock = UnitClock()
             use_torch(self._spec.threads, self._spec.dtype)
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
                 self.states.check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
             if binding.alone:
                 self.raising.relieve()
-            scored = self._evaluate(unit, how.config, loaded, how.halvings)
-            return replace(self.states.save_scores(scored), start=start)
+            scored = self._evaluate(unit, how.config, loaded, clock, how.halvings)
+            return self.states.save_scores(scored)
 
     def _scores(
         self,
@@ -382,7 +383,7 @@ class UnitRunner:
                 return
             evaluation = unit._replace(kind="evaluate", position=shard)
             try:
-                scored = self._evaluate(evaluation, config, state)
+                scored = self._evaluate(evaluation, config, state, UnitClock())
             except Exception:
                 logger.debug("scoring %s on shard %d", unit, shard, exc_info=True)
                 return
@@ -391,12 +392,18 @@ class UnitRunner:
                 return
 
     def _evaluate(
-        self, unit: Unit, config: Mapping[str, Any], state: State, halvings: int = 0
+        self,
+        unit: Unit,
+        config: Mapping[str, Any],
+        state: State,
+        clock: UnitClock,
+        halvings: int = 0,
     ) -> ScoredShard:
-        start, workload = time.time(), with_halved(self._workload, halvings)
+        workload = with_halved(self._workload, halvings)
         with self.shards.use(unit.position, "validation") as shard:
             scores = workload.evaluate(state, shard, config)
-        done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
+        times = (clock.start, clock.now())
+        done = UnitRecord(unit, self._address, unit.position, *times, hop=False)
         told = {"n_samples": scores.n_samples, "metrics": scores.metrics, "halved": halvings}
         return ScoredShard(replace(done, **told), scores.kept)
 

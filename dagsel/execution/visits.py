@@ -17,6 +17,23 @@ from dagsel.workloads.base import Trained
 Work = TypeVar("Work", UnitRecord, PieceRecord)
 
 
+class UnitClock:
+    """The time of day since a unit began, whatever becomes of the machine's clock meanwhile.
+
+    That may be set, and a laptop may sleep: neither is time in which the unit trains.
+    """
+
+    __slots__ = ("_began", "start")
+
+    def __init__(self) -> None:
+        self.start = time.time()  # seconds since the epoch
+        self._began = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self.start + (time.monotonic() - self._began)
+
+
 @dataclass(frozen=True, slots=True)
 class Visited:
     """A training unit as it has come to its end, or to where it was stopped."""
@@ -25,8 +42,8 @@ class Visited:
     worker: str  # its address
     binding: Assignment
     trained: Trained
-    # Seconds since the epoch.
-    start: float
+    clock: UnitClock
+    # By that clock.
     began: float  # with its state there, and its gang formed
     ended: float
 
@@ -63,7 +80,7 @@ class Visited:
     @property
     def piece(self) -> PieceRecord:
         """The record of what was trained until it was stopped, and stored until now."""
-        return self._record(PieceRecord, time.time())
+        return self._record(PieceRecord, self.clock.now())
 
     def check_consumed(self, n_there: int) -> None:
         """Raise an error if the unit has trained on none of the shard's samples."""
@@ -80,11 +97,11 @@ class Visited:
             self.unit,
             self.worker,
             self.shard,
-            self.start,
+            self.clock.start,
             stop,
             hop=False,
             save_seconds=stop - self.ended,
-            ready_seconds=self.began - self.start,
+            ready_seconds=self.began - self.clock.start,
             n_samples=self.trained.n_samples,
             loss=self.trained.loss,
             losses=(losses.n, losses.low, losses.high),

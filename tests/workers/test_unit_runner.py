@@ -6,9 +6,12 @@ No cluster is here: a `UnitRunner` needs a data set, a store and somebody to tel
 from __future__ import annotations
 
 import math
+import operator
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -464,6 +467,49 @@ def test_what_a_unit_has_scored_does_not_count_if_another_attempt_was_first(tmp_
     state, done = slow.train(UNIT, binding, {}, None)
     assert state == StoredResult(0, 1, 1)
     assert [each.unit for each in done] == [UNIT, UNIT._replace(position=1)]
+
+
+class Setting(SyntheticWorkload):
+    """The clock of its machine is set as it trains, and as it scores."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, by: float) -> None:
+        super().__init__(n_batches=2)
+        self.clock, self.by = time.time, by
+        self.patch = patch
+
+    def set(self) -> None:
+        self.clock = partial(operator.add, self.clock(), self.by)
+        self.patch.setattr(time, "time", self.clock)
+
+    def train(self, *what: Any, **how: Any) -> Any:
+        self.set()
+        return super().train(*what, **how)
+
+    def evaluate(self, *what: Any) -> Any:
+        self.set()
+        return super().evaluate(*what)
+
+
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_is_no_time_that_a_unit_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float
+) -> None:
+    """So it is where a laptop sleeps in the middle of a unit."""
+    workers = Workers(tmp_path, n_batches=2)
+    workers.workload = Setting(monkeypatch, by)
+    worker, later = workers.come("a"), UNIT._replace(position=1)
+    with pytest.raises(Reschedule):
+        worker.train(UNIT, Assignment(shard=0, max_seconds=0.0), {}, None)
+    at_once = Assignment(shard=0, attempt=2, n_pieces=1, then=(1,), scores=(0,))
+    state, done = worker.train(UNIT, at_once, {}, None)
+    again = worker.train(later, Assignment(shard=1, attempt=2, visits=(0,)), {}, None)[1]
+    scored = worker.evaluate(Unit("evaluate", 0, 1, 1), Assignment(shard=1), {}, state)
+    pieces = [told for told in workers.told if isinstance(told, PieceRecord)]
+    assert [each.recovered for each in again] == [True]
+    assert [each.unit.kind for each in done] == ["train", "train", "evaluate"]
+    for each in (*pieces, *done, *again, scored):
+        times = (each.stop - each.start, each.save_seconds, each.ready_seconds)
+        assert all(0 <= seconds < abs(by) / 2 for seconds in times)
 
 
 class Keeping(SyntheticWorkload):
