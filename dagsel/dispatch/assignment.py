@@ -28,6 +28,7 @@ class Assigner:
 
     def settle(self) -> None:
         """Bind what can be bound now."""
+        self.state.openings.tidy()
         if self._is_any_ready():
             self._bind_idle()
             if self.state.times.known and self._is_any_ready():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from dagsel.dispatch.events import Worker
@@ -12,6 +12,8 @@ from dagsel.dispatch.units import Unit
 from dagsel.dispatch.workers import KnownWorker, WorkerTable
 
 DEPTH = 2  # units on a worker: one that runs, one that waits
+MOST = 4  # moments that are kept for each worker, most of them out of date
+FEW = 64  # so many more may always be kept
 
 
 class Openings:
@@ -42,6 +44,17 @@ class Openings:
         opens = self._opens(host)
         if opens < inf:
             heappush(self._agenda, (opens, host.number, host.worker))
+
+    def tidy(self) -> None:
+        """Forget the moments that are out of date, once they are many.
+
+        They go one by one where a unit waits. While none does, each unit leaves one.
+        """
+        if len(self._agenda) > MOST * len(self._workers) + FEW:
+            hosts = self._workers.values()
+            agenda = [(self._opens(host), host.number, host.worker) for host in hosts]
+            self._agenda = [opening for opening in agenda if opening[0] < inf]
+            heapify(self._agenda)
 
     def open_at(self, now: float) -> list[KnownWorker]:
         """Return the workers that are open, in the order in which they came."""

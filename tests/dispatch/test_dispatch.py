@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dagsel.dispatch import openings
 from dagsel.dispatch.description import ProcessNow, describe
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
@@ -429,6 +430,38 @@ def test_the_shards_of_a_dead_worker_are_loaded_by_others_at_once():
     tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({1})))
     tell(RoundAdded(round_of(1, 2)))
     assert tell(WorkerRemoved("a")) == [LoadShard("b", 0)]
+
+
+def moments_of(n_trials: int) -> tuple[VirtualCluster, int]:
+    """Run trials on four workers; return the cluster, and most moments that it has kept at once."""
+    dispatcher, draws = Dispatcher(DispatchConfig(8, replicas=4)), iter(range(10**6))
+    n_kept = 0
+
+    def watch(_: object) -> None:
+        nonlocal n_kept
+        n_kept = max(n_kept, len(dispatcher.state.openings._agenda))
+
+    cluster = VirtualCluster(
+        dispatcher, lambda *_: 0.2 * math.exp(0.02 * math.sin(97.0 * next(draws))), watch=watch
+    )
+    cluster.add_workers({f"w{k}": 1.0 for k in range(4)})
+    cluster.add_round(round_of(n_trials, 8, n_epochs=30, evaluate=False))
+    cluster.run()
+    return cluster, n_kept
+
+
+@pytest.mark.parametrize("n_trials", [4, 6])
+def test_what_is_kept_of_workers_does_not_grow_with_the_units_and_decides_nothing(
+    monkeypatch, n_trials
+):
+    cluster, n_kept = moments_of(n_trials)
+    assert n_kept <= openings.MOST * 4 + openings.FEW + 4
+    for most in (0, 10**6):  # all are tidied up at once, or none
+        monkeypatch.setattr(openings, "MOST", most)
+        monkeypatch.setattr(openings, "FEW", most)
+        again, n_kept = moments_of(n_trials)
+        assert again.outcome == cluster.outcome
+    assert n_kept > 200 or n_trials > 4
 
 
 def test_a_new_worker_takes_shards_which_are_dropped_once_they_are_there():
