@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from dagsel.dispatch.events import UnitDone
-from dagsel.dispatch.units import Round, Unit, units_after
+from dagsel.dispatch.units import Kind, Round, Unit, units_after
 from dagsel.execution.state_cache import before
 from dagsel.messages import UnitRecord
 
@@ -30,14 +30,21 @@ class Attempts:
         self._n_shards = n_shards
         self._tasks: dict[int, Unit] = {}  # of each trial the first unit of its last training task
         self._numbers: dict[Unit, int] = {}
+        # Of those that are forgotten of a trial's units: the highest one, and the last epoch.
+        self._forgotten: dict[tuple[Kind, int], tuple[int, int]] = {}
+        self._results: set[Unit] = set()  # units whose results the cluster has
         self._running: dict[Unit, float] = {}  # units that run, and since when
         # By unit, since its last record: how often it was begun, and seconds of lost attempts.
         self._n_begun: Counter[Unit] = Counter()
         self._lost_s: defaultdict[Unit, float] = defaultdict(float)
 
     def number(self, unit: Unit) -> int:
-        """Return the number of the last attempt; 0 if there was none."""
-        return self._numbers.get(unit, 0)
+        """Return the number of the last attempt, or a higher one; 0 if there was none."""
+        number = self._numbers.get(unit)
+        if number is not None:
+            return number
+        highest, epoch = self._forgotten.get((unit.kind, unit.trial), (0, 0))
+        return highest if unit.epoch <= epoch else 0
 
     def next(self, unit: Unit, n_more: int = 0) -> int:
         """Return the number of another attempt, in whose task so many more units follow."""
@@ -47,7 +54,7 @@ class Attempts:
 
     def note_stored(self, unit: Unit) -> None:
         """Note that the store may have something of a unit: the next attempt looks there."""
-        self._numbers.setdefault(unit, 1)
+        self._numbers[unit] = max(1, self.number(unit))
 
     def note_begun(self, round_: Round) -> None:
         """Note what the store has of a round's units."""
@@ -55,6 +62,26 @@ class Attempts:
             for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
                 if begun.partial is not None:
                     self.note_stored(Unit("train", chain.trial, epoch, len(begun.visits)))
+
+    def note_result(self, unit: Unit) -> None:
+        """Note that the cluster has a unit's result."""
+        self._results.add(unit)
+
+    def has_result(self, unit: Unit) -> bool:
+        """Whether the cluster has had a unit's result, and was not told to forget it."""
+        return unit in self._results
+
+    def forget(self, unit: Unit) -> None:
+        """Forget a unit that nobody waits for any more.
+
+        If it is sent again its attempts have higher numbers, so that what comes late is known.
+        """
+        self._results.discard(unit)
+        number = self._numbers.pop(unit, 0)
+        if number:
+            of = (unit.kind, unit.trial)
+            highest, epoch = self._forgotten.get(of, (0, 0))
+            self._forgotten[of] = max(highest, number), max(epoch, unit.epoch)
 
     def is_running(self, unit: Unit) -> bool:
         """Whether a worker has said that it has begun the unit, and nothing since."""

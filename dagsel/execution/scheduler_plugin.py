@@ -81,7 +81,6 @@ class DispatchPlugin(SchedulerPlugin):
         self._alarm: asyncio.TimerHandle | None = None
         self._stimuli = itertools.count()
         self._attempts = Attempts(self.config.n_shards)
-        self._done: dict[Unit, int] = {}  # unit: the shard it visited
         self._ending: Unit | None = None  # its task is not over, and all that it does is known
         self._scored: dict[Key, None] = {}  # tasks of evaluating units that another one has done
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
@@ -133,8 +132,10 @@ class DispatchPlugin(SchedulerPlugin):
                 self._unit_failed(unit, details)
             case "processing" | "no-worker", "released":
                 self._unit_returned(unit, task)
-            case "released", "waiting" if unit in self._done:
+            case "released", "waiting" if self._attempts.has_result(unit):
                 self._push(events.UnitLost(unit))
+            case _, "forgotten" if unit not in self.dispatcher.bindings:
+                self._attempts.forget(unit)
 
     def _task_done(self, task: TaskState, work: Sequence[UnitRecord | PieceRecord]) -> None:
         """Note what a task has done: its own unit, and what came after it."""
@@ -146,7 +147,7 @@ class DispatchPlugin(SchedulerPlugin):
         hop, members = self._hops.pop(unit, False), self._members(unit)
         for at, each in enumerate(done):
             if each.unit.kind == unit.kind:
-                self._done[each.unit] = each.shard
+                self._attempts.note_result(each.unit)
                 self._warm.drop(each.unit)
             else:
                 self._scored[unit_key(self.run, each.unit)] = None

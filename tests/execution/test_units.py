@@ -36,9 +36,10 @@ from dagsel.dispatch.events import (
 from dagsel.dispatch.suspicion import MOST_UNBEGUN
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.errors import WorkerMemoryError
+from dagsel.execution.attempts import Attempts
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.run_spec import CHANNEL, RESOURCE
+from dagsel.execution.run_spec import CHANNEL, RESOURCE, plugin_name
 from dagsel.messages import (
     ORDERS,
     REPORTS,
@@ -185,6 +186,43 @@ def test_results_that_were_heard_are_let_go(
             return bool(client.run_on_scheduler(scored) == {2})
 
         wait_until(is_forgotten, "the first score is forgotten")
+
+
+def test_what_is_known_of_units_is_forgotten_with_them_and_sent_again_they_are_known(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+        name = plugin_name(engine.spec.run)
+
+        def n_known(dask_scheduler: Any) -> int:
+            attempts = dask_scheduler.plugins[name]._attempts
+            return len(attempts._numbers) + len(attempts._results)
+
+        def is_forgotten() -> bool:
+            look_up(engine)
+            return not client.run_on_scheduler(n_known)
+
+        engine.submit(Round(1, (Chain(0, range(1, 3), 4),)), {0: {}})
+        listen(engine, until=lambda heard: len(done(heard)) == 16)
+        assert client.run_on_scheduler(n_known) >= 16
+        engine.stop(0)
+        wait_until(is_forgotten, "the units are forgotten")
+        engine.submit(Round(2, (Chain(0, range(2, 3), 4),)), {0: {}})
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 8)
+        again = [work for work in of(UnitRecord, heard) if work.unit.kind == "train"]
+        assert all(work.recovered for work in again), "their results are looked for in the store"
+
+
+def test_a_unit_that_was_forgotten_has_higher_numbers_and_later_ones_begin_with_the_first() -> None:
+    attempts, unit, next_ = Attempts(n_shards=4), Unit("train", 0, 2, 1), Unit("train", 0, 2, 2)
+    assert [attempts.next(unit, 1), attempts.next(unit)] == [1, 2]
+    for each in (unit, next_):
+        attempts.forget(each)
+    late = attempts.number(unit)
+    assert attempts.next(next_) > late >= 2
+    assert attempts.next(Unit("train", 0, 1, 3)) > late
+    for other in (Unit("train", 0, 3, 0), Unit("train", 1, 2, 1), Unit("check", 0, 2, 1)):
+        assert attempts.next(other) == 1
 
 
 def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
