@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,10 @@ def command_topic(run: str) -> str:
 def report_topic(run: str) -> str:
     """Topic of `dagsel.messages.REPORTS`."""
     return f"dagsel-{run}-reports"
+
+
+#: Any of these topics, and in it the name of the plugins of its run.
+RUN_TOPIC = re.compile(r"(dagsel-.+)-(?:workers|commands|reports)")
 
 
 #: A key names its unit, so that Dask's dashboard groups tasks by kind, and reads well.

@@ -497,3 +497,4 @@ class DispatchPlugin(SchedulerPlugin):
         others = (p for p in self.scheduler.plugins.values() if p is not self)
         if not any(isinstance(other, DispatchPlugin) for other in others):
             scheduler_state.take_resources_back(self.scheduler, self._with_our_resource)
+        scheduler_state.forget_messages(self.scheduler, self.run)

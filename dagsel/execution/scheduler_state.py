@@ -15,7 +15,14 @@ from distributed import Scheduler, Status
 from distributed.scheduler import TaskState
 
 from dagsel.dispatch.description import ProcessNow
-from dagsel.execution.run_spec import CHANNEL, RESOURCE, command_topic, key_unit, plugin_name
+from dagsel.execution.run_spec import (
+    CHANNEL,
+    RESOURCE,
+    RUN_TOPIC,
+    command_topic,
+    key_unit,
+    plugin_name,
+)
 
 logger = logging.getLogger("dagsel")
 
@@ -92,6 +99,17 @@ def withdraw(scheduler: Scheduler, client: str, run: str) -> None:
 def _is_of(run: str, key: Any) -> bool:
     is_load = type(key) is tuple and key[0] == f"load-{run}"
     return is_load or key_unit(run, key) is not None
+
+
+def forget_messages(scheduler: Scheduler, run: str) -> None:
+    """Forget the messages of a run that ends, and what came late of those that have ended before.
+
+    Else Dask keeps the last thousand of each topic until the scheduler is closed.
+    """
+    topics, there = scheduler._broker._topics, scheduler.plugins.keys() - {plugin_name(run)}
+    for topic in list(topics):
+        if (match := RUN_TOPIC.fullmatch(str(topic))) and match[1] not in there:
+            del topics[topic]
 
 
 def take_resources_back(scheduler: Scheduler, workers: Iterable[str]) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import cloudpickle
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, SchedulerPlugin
 
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import Drained, DrainRequested, FailRun, UnitTrains
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.run_spec import RESOURCE, RunSpec, plugin_name
+from dagsel.execution.run_spec import RESOURCE, RunSpec, plugin_name, worker_topic
 from dagsel.messages import NOTICES, TrialReport, UnitRecord, UnitsDone
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
@@ -83,6 +83,7 @@ def run_search(
         Client(cluster, set_as_default=False) as client,
         DaskEngine(client, spec, DispatchConfig(n_shards=N_SHARDS), poll_s=60.0) as engine,
     ):
+        client.register_plugin(Notices())
         epochs = range(1, N_EPOCHS + 1)
         chains = tuple(Chain(t, epochs, N_SHARDS, evaluate=t % 2 == 0) for t in configs)
         engine.submit(Round(1, chains), configs)
@@ -152,8 +153,23 @@ def bindings(client: Client, run: str) -> dict[str, str]:
     return dict(client.run_on_scheduler(say))
 
 
+class Notices(SchedulerPlugin):
+    """Keeps what workers tell, also of runs that have ended."""
+
+    name, idempotent = "notices", True
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[Any]] = {}
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        if str(topic).endswith("-workers"):
+            self.told.setdefault(topic, []).append(msg)
+
+
 def started_units(client: Client, run: str) -> int:
     """Count the training units that workers have begun; a found result is no start.
+
+    `Notices` keeps what they have told.
 
     A task says that its first unit begins, and at its end how many more it has trained; of one that
     was lost only the first unit counts.
@@ -161,7 +177,7 @@ def started_units(client: Client, run: str) -> int:
 
     def count(dask_scheduler: Any) -> int:
         n = 0
-        for _, message in dask_scheduler.get_events(f"dagsel-{run}-workers"):
+        for message in dask_scheduler.plugins["notices"].told.get(worker_topic(run), ()):
             (notice,) = NOTICES.from_text(message["notice"])
             n += isinstance(notice, UnitTrains)
             if isinstance(notice, UnitsDone):

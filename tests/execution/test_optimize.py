@@ -27,7 +27,7 @@ from dagsel import errors
 from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.run_spec import CHANNEL
+from dagsel.execution.run_spec import CHANNEL, RUN_TOPIC
 from dagsel.flows import Grid, RandomSearch, SuccessiveHalving
 from dagsel.messages import ORDERS, ForgetState
 from dagsel.storage import ShardedDataset
@@ -235,6 +235,20 @@ def test_the_cluster_is_left_as_it_was(client: Client, optimize: Optimize) -> No
     before = client.run_on_scheduler(traces), client.run(on_worker)
     optimize(SyntheticWorkload(), metric="value")
     assert (client.run_on_scheduler(traces), client.run(on_worker)) == before
+
+
+def test_the_messages_of_a_run_are_forgotten_with_it(
+    client: Client, optimize: Optimize, run_dir: str
+) -> None:
+    def messages(dask_scheduler: Any) -> dict[str, int]:
+        found = dask_scheduler.get_events().items()
+        return {topic: len(told) for topic, told in found if RUN_TOPIC.fullmatch(topic)}
+
+    optimize(SyntheticWorkload(), metric="value")
+    late = client.run_on_scheduler(messages)
+    assert {topic.rpartition("-")[2] for topic in late} <= {"workers"}
+    optimize(SyntheticWorkload(), metric="value", run_dir=f"{run_dir}-again")
+    assert not client.run_on_scheduler(messages).keys() & late.keys()
 
 
 def test_a_worker_without_the_resource_gets_it_and_loses_it_again(

@@ -42,10 +42,15 @@ from tests.conftest import Optimize
 from tests.waiting import slowness, wait_until
 
 from . import interrupted
-from .churn import started_units
+from .churn import Notices, started_units
 from .interrupted import FLOWS, interrupt, space, stopping_after, workload
 
 N_WORKERS, N_SHARDS = 2, 4
+
+
+@pytest.fixture(autouse=True)
+def _notices(client: Client) -> None:
+    client.register_plugin(Notices())
 
 
 def folded(run_dir: str) -> Record:
@@ -109,7 +114,7 @@ def count_started(client: Client, run: str) -> int:
     """Count the training units that all sessions of a run have begun."""
 
     def topics(dask_scheduler: Any) -> list[str]:
-        return [topic for topic in dask_scheduler.get_events() if topic.endswith("-workers")]
+        return list(dask_scheduler.plugins["notices"].told)
 
     names = [
         topic.removeprefix("dagsel-").removesuffix("-workers")
