@@ -10,6 +10,7 @@ shards, `gangs` and `assignment` bind units, `rests` and `strikes` watch trials 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import ceil
 from types import MappingProxyType
 from typing import assert_never
 
@@ -49,7 +50,7 @@ from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.rests import allow, hold, spend, tell_rests
 from dagsel.dispatch.shard_moves import ShardMoves
 from dagsel.dispatch.strikes import begin, fail, gang_broke, judge, watch_time_limits, worker_lost
-from dagsel.dispatch.trials import Trial
+from dagsel.dispatch.trials import FREE, Trial
 from dagsel.dispatch.units import Chain, Unit, units_after
 from dagsel.dispatch.workers import KnownWorker
 
@@ -126,6 +127,24 @@ class Dispatcher:
     def n_staying(self) -> int:
         """Number of workers that were not told to go."""
         return len(self.workers.staying)
+
+    def usable(self, within_s: float) -> int:
+        """Return how many workers are busy for so long with what is left.
+
+        A trial trains on one at a time, or on its gang.
+        """
+        n_workers, cost, ratio = 0, 0.0, self.times.ratio
+        for number, trial in self.trials.items():
+            allowance = self.state.allowances.get(number, FREE)
+            if allowance.held or not trial.open:
+                continue
+            n_workers += allowance.gang
+            epochs = trial.open.values()
+            n_units = sum(it.left.bit_count() + ratio * it.unscored.bit_count() for it in epochs)
+            cost += self.times.cost(number) * n_units
+        if not self.times.known:
+            return min(n_workers, 1)
+        return min(n_workers, ceil(cost * self.times.unit_s / within_s))
 
     def cheapest(
         self,

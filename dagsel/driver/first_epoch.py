@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
-from dagsel.driver.idle_workers import IdleWorkers
+from dagsel.driver.trial_limits import TrialLimits
 from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
 from dagsel.messages import Note, TooLittleTime, UnitWork
 
 logger = logging.getLogger("dagsel")
 
 #: The first unit on a worker takes longer than the next ones, by so many seconds at most.
 WARM_UP_S = 10.0
+#: All live trials are to end their first epoch in this share of the time that is left.
+IN_TIME = 0.8
 
 
 @dataclass(slots=True)
@@ -26,11 +30,15 @@ class FirstEpoch:
     then it is only said. It counts with the fastest unit so far, for the trial that has the least
     left, in the widest gang that there can be, and waits until all workers have come and trained:
     what it says is true of all of them.
+
+    Where one can end and not all, as many train first as there are workers: so the search has a
+    model.
     """
 
     record: Record  # what has happened
     clock: RunClock  # time and cost of the run
-    idle_workers: IdleWorkers  # may give few trials many workers each
+    limits: TrialLimits  # which trials train first, and on how many workers
+    _first: frozenset[int] = frozenset()  # trials that train before all others
     _is_said: bool = False
     _n_units: int = 0  # of the record, that were looked at
     _n_pieces: int = 0
@@ -41,11 +49,11 @@ class FirstEpoch:
     _cold_least_s: float = math.inf  # without the warming up that may be in it
     _warm_s: float = math.inf  # the fastest of the others
 
-    @property
-    def verdict(self) -> TooLittleTime | Note | None:
-        """What ends the run, or is to be said of it; None if it goes on, or has ended otherwise."""
+    def look(self) -> TooLittleTime | Note | None:
+        """Return what ends the run, or is to be said of it; None if it goes on, or has ended."""
         record, clock = self.record, self.clock
         if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
+            self._put_first(frozenset())
             return None
         if len(record.sessions) > 1:  # the time may have passed while the run lay dead
             return None
@@ -58,6 +66,7 @@ class FirstEpoch:
         if self._are_more_to_train(len(live)):
             return None
         n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
+        self._put_first(self._hurried(live))
         unit_s = self._warm_s if self._warm_s < math.inf else self._cold_least_s
         need_s = (n_left * record.n_shards - 1) * unit_s  # the one that runs may be at its end
         if need_s <= clock.left_s or need_s / self._widest <= clock.left_s:
@@ -68,6 +77,26 @@ class FirstEpoch:
             return TooLittleTime(told)
         logger.warning("trials are ranked in the middle of their first epoch: %s", told)
         return Note(f"trials are ranked in the middle of their first epoch: {told}")
+
+    def _put_first(self, trials: frozenset[int]) -> None:
+        if trials != self._first:
+            self._first = trials
+            self.limits.put_first(trials)
+
+    def _hurried(self, live: Sequence[TrialRecord]) -> frozenset[int]:
+        """Return the trials that train first, as not all can end an epoch in time; none if all can.
+
+        Those stay that were chosen before, and then those that have the least left.
+        """
+        record, n_workers = self.record, self.clock.engine.n_workers
+        if self.clock.scores_parts or record.gives_gangs or self._warm_s == math.inf:
+            return frozenset()
+        far = {trial.number: trial.progress(record.n_shards) for trial in live}
+        need_s = sum(1.0 - share for share in far.values()) * record.n_shards * self._warm_s
+        if not self._first and need_s <= IN_TIME * self.clock.left_s * n_workers:
+            return frozenset()
+        order = sorted(far, key=lambda trial: (trial not in self._first, -far[trial], trial))
+        return frozenset(order[:n_workers])
 
     @property
     def _most(self) -> int | None:
@@ -86,7 +115,9 @@ class FirstEpoch:
     def _widest(self) -> int:
         """The most workers that may train one trial."""
         record = self.record
-        if record.gives_gangs or any(map(self.idle_workers.may_widen, record.trials.values())):
+        if record.gives_gangs or any(
+            map(self.limits.idle_workers.may_widen, record.trials.values())
+        ):
             return max(1, self._most or self.clock.engine.n_workers)
         return max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
 

@@ -144,7 +144,7 @@ class Runner:
         parts = (self.engine, self.record, self._stored, self._rounds, self._limits)
         self._mending = Mending(*parts, self._note, self._write, self._fail)
         self._troubles = Troubles(self.record)
-        self._first_epoch = FirstEpoch(self.record, clock, self.idle_workers)
+        self._first_epoch = FirstEpoch(self.record, clock, self._limits)
         about = (self.record, self.study, self.flow.traits, self._stored, clock, self.tariff)
         self._commands = Commands(self.inbox, self.engine, *about, self.check)
 
@@ -238,7 +238,7 @@ class Runner:
 
     def _end_if_hopeless(self) -> None:
         """End the run if its trials fail in one way and none has trained, or none can in time."""
-        if (verdict := self._troubles.verdict or self._first_epoch.verdict) is None:
+        if (verdict := self._troubles.verdict or self._first_epoch.look()) is None:
             return
         self._note(verdict)
         self._do([])

@@ -22,6 +22,9 @@ from dagsel.history.tally import EpochTally
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import Turn, UnitRecord
 
+#: More than any flow's priority.
+FIRST = 1e9
+
 
 @dataclass(slots=True)
 class TrialLimits:
@@ -36,7 +39,8 @@ class TrialLimits:
     idle_workers: IdleWorkers  # how many workers few trials are trained on
     scores: Scores  # what they are scored with
     _numbers: dict[int, int] = field(default_factory=dict)  # by trial: of its last allowance
-    _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
+    _priorities: dict[int, float] = field(default_factory=dict)  # other than 0, as the flow says
+    _first: frozenset[int] = frozenset()  # trials that are served before all others
     _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused
     _told: dict[int, int] = field(default_factory=dict)  # by trial: its `n_told` when it paused
 
@@ -62,7 +66,8 @@ class TrialLimits:
 
     def renew(self, trial: TrialRecord) -> None:
         """Tell the engine again what it has forgotten of a trial that it has stopped."""
-        self.prioritize(trial.number, self._priorities.pop(trial.number, 0.0))
+        if trial.number in self._first or self._priorities.get(trial.number, 0.0):
+            self._tell_priority(trial.number)
         if not trial.is_held:
             self.tell(trial)
 
@@ -70,7 +75,18 @@ class TrialLimits:
         """Serve a trial before those of a lower priority."""
         if priority != self._priorities.get(trial, 0.0):
             self._priorities[trial] = priority
-            self.engine.tell(PriorityChanged(trial, priority))
+            self._tell_priority(trial)
+
+    def put_first(self, trials: frozenset[int]) -> None:
+        """Serve these trials before all others, and no others any more."""
+        changed, self._first = self._first ^ trials, trials
+        for trial in sorted(changed):
+            if self.record.trials[trial].is_live:
+                self._tell_priority(trial)
+
+    def _tell_priority(self, trial: int) -> None:
+        priority = self._priorities.get(trial, 0.0) + FIRST * (trial in self._first)
+        self.engine.tell(PriorityChanged(trial, priority))
 
     def forget(self, trial: int) -> None:
         """Forget a trial that has ended."""

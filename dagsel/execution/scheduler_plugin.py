@@ -29,7 +29,7 @@ from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
 from dagsel.dispatch.unit_times import Speeds
 from dagsel.dispatch.units import Unit
-from dagsel.execution import scheduler_state
+from dagsel.execution import adaptive_target, scheduler_state
 from dagsel.execution.attempts import Attempts, unit_done
 from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.run_spec import (
@@ -75,6 +75,7 @@ class DispatchPlugin(SchedulerPlugin):
         scheduler.subscribe_topic(report_topic(self.run), self.client)
         scheduler_state.hear_commands(scheduler)
         self.dispatcher = dispatcher.Dispatcher(self.config)
+        adaptive_target.tell(scheduler, self.run, self.dispatcher.usable)
         self._loop = asyncio.get_running_loop()
         self._events: list[events.DispatchEvent] = []
         self._turn_due = False
@@ -86,8 +87,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
         self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
-        # Of each trial's last unit that raised.
-        self._tracebacks: dict[int, str] = {}
+        self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
         self._raised: dict[int, messages.UnitRaised] = {}
         self._speeds = Speeds()
         self._with_our_resource: set[str] = set()

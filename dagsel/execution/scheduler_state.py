@@ -15,6 +15,7 @@ from distributed import Scheduler, Status
 from distributed.scheduler import TaskState
 
 from dagsel.dispatch.description import ProcessNow
+from dagsel.execution import adaptive_target
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
@@ -89,7 +90,8 @@ def processes_there(scheduler: Scheduler) -> dict[str, ProcessNow]:
 
 
 def withdraw(scheduler: Scheduler, client: str, run: str) -> None:
-    """Withdraw what a client wants of a run: its units, and the loads of shards."""
+    """Withdraw what a client wants of a run: its units, the loads of shards, and workers."""
+    adaptive_target.withdraw(scheduler, run)
     driver = scheduler.clients.get(client)
     if driver is not None:
         ours = [task.key for task in driver.wants_what if _is_of(run, task.key)]

@@ -30,6 +30,7 @@ from dagsel.dispatch.events import (
     ShardLoaded,
     TimerFired,
     TrialAllowed,
+    TrialHeld,
     TrialRests,
     TrialStopped,
     UnitDone,
@@ -330,6 +331,23 @@ def test_a_higher_priority_goes_first():
     tell = Driver(n_shards=1)
     tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(3, 1)))
     assert binds(tell(PriorityChanged(2, 1.0), *ready(0, 1, 2))) == [Bind(train(2), "a", 0)]
+
+
+def test_as_many_workers_are_of_use_as_the_work_that_is_left_keeps_busy():
+    tell = Driver(n_shards=2)
+    usable = tell.dispatcher.usable
+    assert usable(5.0) == 0
+    tell(WorkerAdded("a", frozenset({0, 1})), RoundAdded(round_of(4, 2, n_epochs=2)), *ready(0))
+    assert usable(5.0) == 1  # nobody knows how long a unit takes
+    tell(UnitDone(train(0), 2.0, tell.dispatcher.bindings[train(0)].shard), at=2.0)
+    assert usable(1.0) == 4  # each trial is on one worker at a time
+    times = tell.dispatcher.times
+    left_s = times.unit_s * (15 + 16 * times.ratio)
+    assert [usable(left_s / n) for n in (0.5, 1.5, 2.5, 9.0)] == [1, 2, 3, 4]
+    tell(TrialHeld(1, 1), TrialAllowed(2, 2, None, 1))
+    assert usable(1.0) == 4
+    tell(*(TrialStopped(trial) for trial in range(4)))
+    assert usable(1.0) == 0
 
 
 def test_a_stopped_trial_is_forgotten_and_preempted():

@@ -95,3 +95,20 @@ def test_an_epoch_that_cannot_end_on_all_workers_ends_the_run_once_they_are_ther
         search(RandomSearch(1, 2), 3200.0, cluster, deadline=1500.0)
     spent_s = float(str(raised.value).partition("1500 s ")[2].partition(" s")[0])
     assert 60.0 <= spent_s < 200.0
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("flow", [RandomSearch(2, 4), ASHA(9, 100)])
+def test_where_an_epoch_of_one_trial_can_end_one_does(flow: Flow, n_workers: int) -> None:
+    # An epoch takes 160 s: all four trials in turn would end it after the deadline.
+    cluster = SimulatedCluster(n_workers=n_workers, n_shards=8)
+    run = search(flow, 160.0, cluster, deadline=260.0)
+    assert run.best.epoch == 1
+    (ended, *_) = (trial.epochs[0].seconds for trial in run.record.trials.values() if trial.epochs)
+    assert ended < 260.0
+
+
+def test_trials_take_turns_again_once_an_epoch_has_ended() -> None:
+    run = search(RandomSearch(3, 4), 160.0, SimulatedCluster(n_workers=1, n_shards=8), deadline=750)
+    assert [len(trial.epochs) for trial in run.record.trials.values()] != [3, 1, 0, 0]
+    assert sum(len(trial.epochs) > 0 for trial in run.record.trials.values()) == 4

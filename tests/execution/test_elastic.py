@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
+import optuna
 import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
 from distributed.scheduler import Scheduler
 
+import dagsel
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.elastic import _ByName, elastic_for
 from dagsel.execution.workforce import Workforce
+from dagsel.flows import RandomSearch
 from dagsel.messages import Note
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -314,6 +317,28 @@ def test_adapt_stays_in_charge() -> None:
         assert cluster._adaptive is not None
         cluster._adaptive.stop()
         assert driver.can_scale
+
+
+def test_a_cluster_that_adapts_grows_for_a_search(digits: ShardedDataset, run_dir: str) -> None:
+    with cluster_of(1) as (cluster, _):
+        assert cluster.scheduler is not None
+        scheduler: Any = cluster.scheduler
+        of_dask = scheduler.adaptive_target
+        cluster.adapt(minimum=1, maximum=2, interval="50ms")
+        run = dagsel.optimize(
+            optuna.create_study(direction="maximize"),
+            SyntheticWorkload(seconds=0.1),
+            digits,
+            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+            flow=RandomSearch(max_epochs=4, n_trials=8),
+            metric="value",
+            cluster=cluster,
+            run_dir=run_dir,
+        )
+        assert run.timeline().worker.nunique() == 2
+        assert scheduler.adaptive_target == scheduler.handlers["adaptive_target"] == of_dask
+        assert cluster._adaptive is not None
+        cluster._adaptive.stop()
 
 
 def test_a_client_alone_scales_nothing() -> None:
