@@ -226,7 +226,8 @@ class Attached(Steerable):
         return trial if isinstance(trial, int) else None
 
     def _why_none(self) -> str:
-        if load(self._url).record.finished:
+        record = load(self._url).record
+        if record.finished and not record.interrupted:
             return "the search has ended, so it takes no command"
         if self.is_running:
             return f"the search in {self.run_dir} does not listen yet, or not any more; try again"

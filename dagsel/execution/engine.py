@@ -202,8 +202,9 @@ class DaskEngine:
         if not self.workers:
             why = "; ".join(["", *(self.driver.troubles() if self.driver is not None else ())])
             raise NoWorkersError(
-                f"no worker came within {self.worker_timeout_s:g} s; start workers, scale the "
-                f"cluster, or raise worker_timeout{why}"
+                f"no worker came within {self.worker_timeout_s:.3g} s; start workers, scale the "
+                "cluster, or raise worker_timeout, and deadline and budget where they end sooner"
+                f"{why}"
             )
 
     def _workers_there(self) -> set[str]:

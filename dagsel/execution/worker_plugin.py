@@ -51,6 +51,7 @@ from dagsel.execution.process import (
 from dagsel.execution.raising import Raising, gpu_memory, own_bytes
 from dagsel.execution.run_spec import (
     CHANNEL,
+    PER_UNIT,
     RESOURCE,
     Key,
     RunSpec,
@@ -108,6 +109,7 @@ class TrainingPlugin(WorkerPlugin):
             self._check_versions()
             workload = await self._load_workload()
             check_gpu_resource(worker.state.total_resources, gpus_seen())
+            _check_resource(worker.state.total_resources)
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)
             shards = self._shards(worker, workload)
@@ -161,7 +163,7 @@ class TrainingPlugin(WorkerPlugin):
             watch.stop()
         if not _other_runs(worker):
             _profiler(worker, "start")
-        if self.owns_resource and await _is_unused(worker) and not _other_runs(worker):
+        if self.owns_resource and await _is_unused(worker):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)
             _OURS.discard(worker)
@@ -379,18 +381,27 @@ def _other_runs(worker: Worker, this: TrainingPlugin | None = None) -> list[Trai
     return [p for p in plugins if isinstance(p, TrainingPlugin) and p is not this]
 
 
+def _check_resource(resources: Mapping[str, float]) -> None:
+    if (there := resources.get(RESOURCE, 1.0)) < PER_UNIT:
+        raise ClusterError(
+            f"it was started with the resource {RESOURCE}={there:g}, so that no unit could run "
+            f"there: leave {RESOURCE} out or give 1, or keep the worker out of the cluster"
+        )
+
+
 async def _is_unused(worker: Worker) -> bool:
     """Wait until no task has the resource; Dask closes a worker where one gives back what is gone.
 
-    A worker that closes takes it along, and one whose unit does not stop may keep it.
+    A worker that closes takes it along, and one whose unit does not stop may keep it. So may the
+    units of another run, which gives it back itself.
     """
     has, free = worker.state.total_resources, worker.state.available_resources
     deadline = time.monotonic() + PATIENCE_S
-    while free.get(RESOURCE) != has.get(RESOURCE):
+    while not _other_runs(worker) and free.get(RESOURCE) != has.get(RESOURCE):
         if time.monotonic() > deadline or worker.status not in (Status.running, Status.paused):
             return False
         await asyncio.sleep(0.01)
-    return True
+    return not _other_runs(worker)
 
 
 def _joined(run: str) -> tuple[TrainingPlugin, UnitRunner]:

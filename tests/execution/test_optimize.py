@@ -26,6 +26,7 @@ import dagsel
 from dagsel import errors
 from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.execution import worker_plugin
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.run_spec import CHANNEL, RUN_TOPIC
 from dagsel.flows import Grid, RandomSearch, SuccessiveHalving
@@ -268,6 +269,51 @@ def test_a_worker_without_the_resource_gets_it_and_loses_it_again(
         assert client.run_on_scheduler(resources) == before
     timeline = run.timeline().sort_values("start")
     assert (timeline.start.to_numpy()[1:] >= timeline.stop.to_numpy()[:-1]).all()
+
+
+def test_a_run_that_ends_does_not_wait_for_the_units_of_another(
+    optimize: Optimize,
+    digits: ShardedDataset,
+    run_dir: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_plugin, "PATIENCE_S", 1e9)
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        other = dagsel.start(
+            optuna.create_study(direction="maximize"),
+            SyntheticWorkload(seconds=0.02),
+            digits,
+            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+            flow=RandomSearch(max_epochs=100_000, n_trials=4),
+            metric="value",
+            client=cluster.scheduler_address,
+            run_dir=f"{run_dir}-other",
+            progress=False,
+        )
+        other.wait(until=lambda run: len(run.record.units) > 0)
+        plugins = {*cluster.workers[0].plugins}
+        optimize(SyntheticWorkload(), metric="value", client=client)
+        assert {*cluster.workers[0].plugins} == plugins
+        assert "does not answer" not in caplog.text
+        assert other.is_running
+        other.finish()
+        other.wait()
+        assert "TRAIN" not in cluster.workers[0].state.total_resources
+
+
+def test_a_worker_on_which_no_unit_could_run_is_refused_and_named(optimize: Optimize) -> None:
+    with LocalCluster(
+        n_workers=1, processes=False, dashboard_address="127.0.0.1:0", resources={"TRAIN": 0}
+    ) as cluster:
+        address = cluster.scheduler_address
+        with pytest.raises(errors.ClusterError, match=r"started with the resource TRAIN=0, so"):
+            optimize(SyntheticWorkload(), metric="value", client=address)
 
 
 def test_no_worker_is_an_error_that_says_so(optimize: Optimize) -> None:
