@@ -112,6 +112,7 @@ class Work:
     left: int = 0  # epochs that the search has given it and that it has not reported
     owed: int = 0  # of these, how many were not passed on
     wants: bool = False  # to train; else it is paused, or about to be
+    has_ended: bool = False  # as the search was extended, and no `Train` was sent since
     gang: int = 0  # workers that it has
     is_told: bool = True  # all that the search has decided was passed on
     place: int = 0  # in the queue
@@ -282,7 +283,8 @@ class Allocator(Wrapper):
         match decision:
             case Train(trial, epochs, priority, _, seconds):
                 if trial not in own.live:  # it had ended, and trains on
-                    own.live[trial] = Work(own.architectures[trial])
+                    # The architecture of one that the user has added is not known.
+                    own.live[trial] = Work(own.architectures.get(trial, ""), has_ended=True)
                 work = own.live[trial]
                 if not work.gang:
                     work.place = own.n_places
@@ -296,7 +298,7 @@ class Allocator(Wrapper):
             case Pause(trial):
                 own.live[trial].wants = False
             case Stop(trial):
-                del own.live[trial]
+                return not own.live.pop(trial).has_ended
             case Clone(source, target, config):
                 work, before = own.live[target], own.live[source].architecture
                 architecture = self._architecture(target, config, before)
@@ -320,7 +322,7 @@ class Allocator(Wrapper):
             work.is_told &= gang == work.gang
             if work.wants and not work.is_told and gang:
                 decisions.append(Train(trial, work.owed, work.priority, gang, work.seconds))
-                work.gang, work.owed, work.is_told = gang, 0, True
+                work.gang, work.owed, work.is_told, work.has_ended = gang, 0, True, False
         return decisions
 
     def _job(self, trial: int, is_short: bool) -> Job:

@@ -17,7 +17,9 @@ from dagsel.flow import (
     Context,
     DeadlineReached,
     Decision,
+    Ended,
     Event,
+    Extended,
     Finish,
     Flow,
     Pause,
@@ -222,6 +224,27 @@ def test_what_was_held_back_is_stopped_paused_and_resumed() -> None:
     assert flow.handle(Paused(1, 1.5, 4.0)) == [Wake(8.0)]
     assert flow.handle(Paused(2, 0.0, 4.0)) == [Wake(8.0), Train(1, 0, 1.0, gang=4)]
     assert flow.handle(TrialFailed(1, "it broke")) == [Wake(8.0), Train(0, 3, 0.0, gang=4)]
+
+
+def test_a_limit_stops_no_trial_of_before_that_still_waits_to_train_on() -> None:
+    flow = LSF(RandomSearch(max_epochs=1, n_trials=2))
+    flow.start(Context(n_workers=1))
+    flow.handle(Asked((0, 1)))
+    for trial in (0, 1):
+        flow.handle(Reported(trial, 1, 0.5, {}, 1.0))
+    ended = (Ended(0, 1, 0.5), Ended(1, 1, 0.5))
+    assert flow.handle(Extended(0, 3, 2, ended)) == [Train(0, 2)]
+    stop = Stop(0, "the time or the budget is over")
+    assert flow.handle(DeadlineReached(2.0)) == [stop, Finish()]
+
+
+def test_a_trial_of_the_user_trains_on_with_one_worker() -> None:
+    flow = Marble(RandomSearch(max_epochs=1, n_trials=1), SCALING)
+    flow.start(Context(n_workers=4))
+    flow.handle(Asked((0,), configs=({"architecture": "wide"},)))
+    flow.handle(Reported(0, 1, 0.5, {}, 1.0))
+    ended = (Ended(7, 2, 0.4), Ended(0, 1, 0.5))  # the search has never heard of trial 7
+    assert flow.handle(Extended(0, 3, 2, ended)) == [Train(7, 1), Train(0, 2, gang=3)]
 
 
 def test_who_is_about_to_pause_is_left_alone() -> None:
