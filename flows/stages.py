@@ -208,6 +208,8 @@ class StagedSearch(BudgetedFlow):
                     return self._finish("no trial can be drawn")
                 if not (self._training() or state.awaited):
                     return self._finish("no trial is left to train")
+                if state.pausing:  # they begin when it is over
+                    return []
                 begun = [*self._release(), *self._train()]
                 # Where a pause was timed before: with more trials the next one takes longer.
                 return [*begun, Wake(self._end())] if state.trial_s else begun

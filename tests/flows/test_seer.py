@@ -486,6 +486,17 @@ def test_others_are_drawn_for_the_first_trials_if_all_of_them_fail(flow: SEER | 
     assert not any(isinstance(it, Finish) for it in decisions)
 
 
+def test_one_that_is_drawn_as_the_others_pause_begins_after_the_pause() -> None:
+    """A trial fails in the very moment in which the time of the pause has come."""
+    flow = SEER("64 s", 128)
+    flow.start(Context(2, capacity=TWO))
+    flow.handle(Asked((0, 1)))
+    assert flow.handle(TrialFailed(0, "NaN"))[-1] == Ask(1)
+    assert flow.handle(Tick(4.0)) == [Pause(1, evaluate=True)]
+    assert flow.handle(Asked((2,))) == []
+    assert gangs(flow.handle(Paused(1, 0.5, 4.5, value=0.5))) == {1: 1, 2: 1}
+
+
 def test_they_are_not_drawn_without_end() -> None:
     flow, n_asked, decisions = SEER(20, 40), 0, list[Decision]()
     decisions += flow.start(Context(n_workers=2))
