@@ -150,8 +150,10 @@ class ASHA(AsynchronousHalving):
         return [prune_at(rung, trial, loss, best, self.state.drawing.context)]
 
     def _extend(self, more: Extended) -> list[Decision]:
-        """Go on as if the ended trials had paused at their rungs, those in between first."""
+        """Go on as if the ended trials had paused at their rungs, those on their way first."""
         state, last = self.state, self.state.ladder[-1]
+        # Those that a limit has cut off: they still waited to train on, or trained.
+        waiting, cut = {trial for trial, _ in state.halted}, {*state.training}
         state.extend(more.n_trials, more.max_epochs or last, self.reduction_factor)
         state.ended = {it.trial for it in more.ended}
         at = dict(zip(state.ladder, state.rungs, strict=False))  # all but the last
@@ -159,7 +161,10 @@ class ASHA(AsynchronousHalving):
             record.paused = []
         for it in sorted(more.ended, key=lambda it: it.trial):
             result = (state.drawing.context.loss(it.value), it.trial)
-            if it.epochs not in state.ladder:
+            has_passed = self.mode == "stopping" and it.trial in cut
+            if it.trial in waiting:
+                continue
+            if it.epochs not in state.ladder or has_passed:
                 state.halted.append((it.trial, it.epochs))
             elif it.epochs == last and last in at:  # it had completed
                 self._reach(at[last], result, it.epochs)

@@ -81,6 +81,7 @@ class Trainings:
         """Draw more trials, and train the best of those that there are to the new end."""
         self.n_trials = self.drawing.go_on(more.n_trials)
         self.epochs.clear()
+        self.waiting = []
         if more.max_epochs is not None:
             self.max_epochs = most = more.max_epochs
             best = more.ended[: more.n_best]

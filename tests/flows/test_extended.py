@@ -207,6 +207,18 @@ def test_what_a_deadline_cut_off_is_drawn_no_more_and_trained_on_if_it_is_among_
     assert decided == [Train(2, 4), Stop(1, "trained to the end", "complete")]
 
 
+def test_what_a_limit_left_waiting_in_an_extension_is_not_trained_in_the_next_one() -> None:
+    flow = RandomSearch(max_epochs=1, n_trials=2, n_concurrent=1)
+    flow.start(Context(1))
+    for trial in (0, 1):
+        flow.handle(Asked((trial,)))
+        flow.handle(Reported(trial, 1, 0.5, {}, 1.0))
+    ended = (Ended(0, 1, 0.5), Ended(1, 1, 0.5))
+    assert flow.handle(Extended(0, 3, 2, ended)) == [Train(0, 2)]
+    flow.handle(DeadlineReached(2.0))
+    assert flow.handle(Extended(1, None, 0, ended)) == [Ask(1, "random")]
+
+
 def test_asha_sends_those_on_that_a_deadline_caught_between_two_rungs() -> None:
     flow = ASHA(max_epochs=9, n_trials=4, n_concurrent=4)
     flow.start(Context(1))
@@ -217,6 +229,31 @@ def test_asha_sends_those_on_that_a_deadline_caught_between_two_rungs() -> None:
     flow.handle(DeadlineReached(3.0))
     ended = (Ended(0, 2, 0.0), *(Ended(trial, 1, float(trial)) for trial in (1, 2, 3)))
     assert flow.handle(Extended(0, 9, 0, ended)) == [Train(0, 1)]
+
+
+def test_what_a_limit_left_waiting_in_an_extension_of_asha_trains_on_once_in_the_next() -> None:
+    flow = ASHA(max_epochs=9, n_trials=5, min_epochs=3)
+    flow.start(Context(2))
+    flow.handle(Asked((0, 1, 2, 3, 4)))
+    for trial in range(5):
+        flow.handle(Reported(trial, 2, 0.5, {}, 1.0))
+    flow.handle(WorkersChanged(1))  # for four trials
+    flow.handle(DeadlineReached(2.0))
+    ended = tuple(Ended(trial, 2, 0.5) for trial in range(5))
+    assert flow.handle(Extended(1, None, 0, ended)) == [Train(trial, 1) for trial in range(4)]
+    flow.handle(DeadlineReached(3.0))
+    assert flow.handle(Extended(1, None, 0, ended)) == [Train(trial, 1) for trial in (4, 0, 1, 2)]
+    assert flow.handle(Reported(4, 3, 0.5, {}, 4.0)) == [Train(3, 1)]
+    assert flow.handle(Reported(0, 3, 0.5, {}, 5.0)) == [Ask(1)]
+
+
+def test_asha_that_stops_trials_sends_one_on_that_had_just_passed_a_rung() -> None:
+    flow = ASHA(max_epochs=9, n_trials=1, n_concurrent=1, mode="stopping")
+    flow.start(Context(1))
+    flow.handle(Asked((0,)))
+    assert flow.handle(Reported(0, 1, 0.5, {}, 1.0)) == [Train(0, 2)]
+    flow.handle(DeadlineReached(2.0))
+    assert flow.handle(Extended(1, None, 0, (Ended(0, 1, 0.5),))) == [Train(0, 2)]
 
 
 def test_a_trial_that_got_no_better_trains_on_no_more() -> None:
