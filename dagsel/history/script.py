@@ -112,7 +112,7 @@ class Script(Flow):
 
     @cached_property
     def _last_trains(self) -> dict[int, int]:
-        """Of each trial the last turn that let it train, which may be after it was stopped."""
+        """Of each trial the last turn that let it train, which may be after it has ended."""
         return {
             decision.trial: number
             for number, turn in enumerate(self.turns, start=1)
@@ -155,13 +155,18 @@ class Script(Flow):
             match turn.event:
                 case Reported(trial, epoch) if (trial, epoch) not in state.reported:
                     return decided
-                case TrialFailed(trial, reason) if trial not in state.ended:
+                case TrialFailed(trial, reason) if self._ends(trial):
                     decided.append(Stop(trial, f"the recorded run's failed: {reason}"))
                     state.ended.add(trial)
             state.n_played += 1
             for decision in turn.decisions:
                 decided += self._again(decision)
         return decided if Finish() in decided else [*decided, Finish()]
+
+    def _ends(self, trial: int) -> bool:
+        """Whether a trial that stops or fails in this turn is live, and trained on no more then."""
+        trained_on = self._last_trains.get(trial, 0) > self.state.n_played
+        return not trained_on and trial not in self.state.ended
 
     def _train(self, decision: Train) -> list[Decision]:
         """Train a trial as far as it was trained then, but not past the state that is cloned."""
@@ -188,8 +193,7 @@ class Script(Flow):
             case Clone(source) if source not in self.state.ended:  # it may train on from here
                 return [decision, *self._train(Train(source, 0))]
             case Stop(trial):
-                trains_on = self._last_trains.get(trial, 0) > self.state.n_played
-                if trial in self.state.ended or trains_on:
+                if not self._ends(trial):
                     return []
                 self.state.ended.add(trial)
             case Finish() if self.state.n_played <= self._n_before:

@@ -156,6 +156,22 @@ def test_of_a_search_that_went_on_only_the_last_end_is_one() -> None:
         assert sum(it.epochs for it in trained if it.trial == 0) == 4
 
 
+def test_one_that_failed_as_it_trained_on_and_then_trained_on_again_goes_on() -> None:
+    turns = (
+        Turn(None, (Train(0, 1),)),
+        Turn(reported(0, 1), (Stop(0, "end", "complete"), Finish())),
+        Turn(Extended(0, 3, 1, (Ended(0, 1, 0.5),)), (Train(0, 2),)),
+        Turn(reported(0, 2), ()),
+        Turn(TrialFailed(0, "broken"), (Finish(),)),
+        Turn(Extended(0, 4, 1, (Ended(0, 2, 0.5),)), (Train(0, 2),)),
+        Turn(reported(0, 3), ()),
+        Turn(reported(0, 4), (Stop(0, "end", "complete"), Finish())),
+    )
+    decided = play(Script(turns), random.Random(0))
+    assert sum(it.epochs for it in decided if isinstance(it, Train)) == 4
+    assert decided[-2:] == [Stop(0, "end", "complete"), Finish()]
+
+
 def test_what_was_decided_and_never_trained_is_not_trained() -> None:
     turns = (
         Turn(None, (Train(0, 5), Train(1, 5))),
