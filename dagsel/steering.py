@@ -160,7 +160,7 @@ class Ended:
     trial, epochs
         Its number, and how far it has trained.
     value
-        The metric after its last epoch.
+        The metric after its last epoch; NaN if it breaks a constraint.
 
     Examples
     --------

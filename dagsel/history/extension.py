@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,12 +19,13 @@ from dagsel.steering import SetLimits
 def can_train_on(record: Record) -> tuple[Ended, ...]:
     """List the trials that have ended and can train on, the best first.
 
-    One that has failed cannot, nor one that has gone on from another one's state.
+    One that has failed cannot, nor one that has gone on from another one's state. As in its reports
+    (`as_heard`), one that breaks a constraint is worth nothing.
     """
     return tuple(
-        Ended(trial.number, len(trial.epochs), trial.last_values[0])
-        for trial in ranked(record)
-        if trial.epochs and not trial.is_live and not trial.adoptions
+        Ended(it.number, len(it.epochs), it.last_values[0] if it.is_feasible else math.nan)
+        for it in ranked(record)
+        if it.epochs and not it.is_live and not it.adoptions
     )
 
 

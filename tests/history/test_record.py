@@ -500,6 +500,19 @@ def extended(direction: Any, values: Sequence[float], goes_on: Sequence[int], to
     return record
 
 
+def test_a_trial_that_breaks_a_constraint_is_worth_nothing_to_a_flow_that_goes_on() -> None:
+    record = Record("run", N_SHARDS)
+    drawn = replace(asked(0, 1, decisions=[Train(0, 1), Train(1, 1)]), infeasible=(0,))
+    record.add(drawn)
+    for trial, value in enumerate([0.1, 0.5]):
+        end = Stop(trial, "the end", "complete")
+        record.add(turn(Reported(trial, 1, value, {}, 1.0), end))
+    best, worst = can_train_on(record)
+    assert (best.trial, best.value) == (1, 0.5)
+    assert worst.trial == 0
+    assert math.isnan(worst.value)
+
+
 @given(
     st.sampled_from(["minimize", "maximize"]),
     st.lists(st.integers(0, 5).map(float), min_size=1, max_size=6),
