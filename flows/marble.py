@@ -39,6 +39,7 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
         gang = gangs[job.trial]
         cost_s = job.switch_s if switch_s is None else switch_s
         more = min(job.scaling.best(n_workers), job.most, gang + free)
+        more = job.scaling.best(more, within=0.0)  # a part of the best number may be slower
         if more > gang and (not gang or not cost_s or job.won_s(gang, more) > cost_s):
             gangs[job.trial] = more
             free -= more - gang
@@ -61,6 +62,7 @@ class Marble(Allocator):
     - The best number is the smallest whose λ is within 3% of the top (`Scaling.best`), of the
       workers that there are; in the paper it is the fastest.
     - A promotion may be partial. Algorithm 1 promotes only to the best number.
+    - Of what is left a job takes no more than makes it faster. In the paper it takes all of it.
     - A job is promoted only if that saves more time than a switch costs, by the times of its epochs
       so far. The paper promotes always; so does ``switch_s=0``.
 

@@ -215,6 +215,14 @@ def test_a_promotion_must_pay() -> None:
         assert flow.handle(TrialFailed(0, "it broke")) == promoted
 
 
+def test_what_is_left_makes_no_job_slower() -> None:
+    uneven = Scaling({2: 1.8, 3: 1.5, 4: 2.9})
+    assert marble([Job(0, gang=2, least=1, most=4, scaling=uneven)], 3) == {0: 2}
+    assert marble([Job(0, gang=2, least=1, most=4, scaling=uneven)], 4) == {0: 4}
+    waiting = [Job(trial, most=5, scaling=uneven) for trial in (0, 1)]
+    assert marble(waiting, 7) == {0: 4, 1: 2}
+
+
 def test_what_was_held_back_is_stopped_paused_and_resumed() -> None:
     flow = Marble(Restless(), SCALING)
     decided = begun(flow, WIDE, WIDE, WIDE, n_workers=4)
