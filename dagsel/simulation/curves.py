@@ -112,8 +112,9 @@ class PowerLaw:
     """Curves ``asymptote + amplitude · epoch^(−rate) + noise``, one for each configuration.
 
     That holds from the first epoch on. Inside the first epoch the value goes in a straight line
-    from `chance` to where the epoch ends, and noise grows from 0 with it. So with one `chance` for
-    all, trials rank inside the first epoch as they do at its end.
+    from `chance` to where the epoch ends, and noise grows from 0 with it, unless `chance` is a
+    guess from a function. So with one `chance` for all, trials rank inside the first epoch as they
+    do at its end.
 
     A parameter is a number, a pair of numbers between which it is drawn for each configuration, or
     a function of the configuration. By default asymptote, amplitude and rate are drawn
@@ -134,7 +135,8 @@ class PowerLaw:
     chance
         Value before any training, such as 0.1 for the accuracy on ten classes. None for a guess:
         the worst value with which a first epoch can end, or, where asymptote or amplitude is a
-        function, as far from that end as the end is from the asymptote.
+        function, as far from that end as the end is from the asymptote. The latter has the whole
+        noise of the value, before any training too.
     noise
         Standard deviation of the noise of each value.
     epoch_s
