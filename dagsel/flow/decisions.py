@@ -17,6 +17,8 @@ Outcome: TypeAlias = Literal["complete", "pruned"]
 class Ask:
     """Draw new trials; answered by `Asked`.
 
+    What has happened together with the event that led to it may be told before the answer.
+
     Parameters
     ----------
     n

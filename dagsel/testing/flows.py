@@ -334,10 +334,13 @@ class FlowSuite:
             n_points = tape.choose(n_points or 12) + 1
         world = World(flow or self.make_flow(), context, tape, self.configs, n_points, deadline)
         world.run()
+        _check_longest(world)
         extends = world.flow.traits.extends
         for _ in range(tape.choose(3) if extends and not world.context.goals else 0):
             more = (tape.choose(4), tape.choose(9) if "max_epochs" in extends else 0)
-            world.extend(*more, tape.choose(4) if "n_best" in extends else 0)
+            n_best = tape.choose(4) if "n_best" in extends else 0
+            world.extend(*more, n_best, (None, None, tape.choose(12))[tape.choose(3)])
+            _check_longest(world)
         return world
 
 
@@ -379,6 +382,13 @@ def _for_all(law: Callable[[Tape], None]) -> None:
         law(Tape(choices))
 
     holds()
+
+
+def _check_longest(world: World) -> None:
+    most = world.flow.traits.max_epochs or math.inf
+    trained = {**world.stopped, **world.live}
+    over = {number: trial.epochs for number, trial in trained.items() if trial.epochs > most}
+    assert not over, f"trials have trained {over} epochs, above traits.max_epochs, {most}"
 
 
 def _bare(decisions: tuple[Decision, ...]) -> list[Decision]:

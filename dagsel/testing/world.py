@@ -1,8 +1,9 @@
 """A model of the runner and its cluster for tests of flows: it checks each decision of a flow.
 
 Events come in any order that a cluster may bring about; a `Tape` of choices decides. An `Ask` is
-answered before anything else happens, as by the runner. Workers that are asked for may come late,
-only in part, or never; a gang for which there are too few workers waits.
+answered before anything else happens, as by the runner; but what has happened together with the
+event that led to it is told before its answer. Workers that are asked for may come late, only in
+part, or never; a gang for which there are too few workers waits.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class World:
     wake_s: float | None = None
     seconds: float = 0.0
     finished: bool = False
+    comes_alone: bool = True  # nothing else has happened together with the last event
     most_training: int = 0
 
     def __post_init__(self) -> None:
@@ -88,8 +90,13 @@ class World:
         """Run until the flow finishes."""
         self._go_on(None)
 
-    def extend(self, n_trials: int, more_epochs: int, n_best: int) -> None:
-        """Extend the search that has finished, and run until the flow finishes again."""
+    def extend(
+        self, n_trials: int, more_epochs: int, n_best: int, deadline: int | None = None
+    ) -> None:
+        """Extend the search that has finished, and run until the flow finishes again.
+
+        After so many events the deadline comes, if there is one.
+        """
         for number in [*self.live]:
             self._stop(number)
         most = self.flow.traits.max_epochs
@@ -100,7 +107,8 @@ class World:
         ]
         ended.sort(key=lambda it: (self.context.loss(it.value), it.trial))
         self.resumable = {it.trial for it in ended}
-        self.finished, self.deadline, self.wake_s = False, None, None
+        self.finished, self.wake_s, self.comes_alone = False, None, True
+        self.deadline = None if deadline is None else len(self.steps) + deadline
         self.waiting.clear()
         max_epochs = most + more_epochs if more_epochs and most is not None else None
         self._go_on(Extended(n_trials, max_epochs, n_best, tuple(ended)))
@@ -123,14 +131,40 @@ class World:
 
     def _next(self) -> Event | None:
         if self.waiting:
+            event, self.comes_alone = self._meanwhile(), True
+            if event is not None:
+                return event
             match self.waiting.popleft():
                 case Ask(n):
                     return self._draw(n)
                 case TrialFailed(trial) as failed:
                     return self._end(failed) if trial in self.live else None
-        if self.deadline is not None and len(self.steps) > self.deadline:
-            return DeadlineReached(self.seconds)
-        return self._happen()
+        self.comes_alone = False
+        return self._at_deadline() or self._happen()
+
+    def _meanwhile(self) -> Event | None:
+        """Return what had happened by the time that an `Ask` was decided, or None.
+
+        The runner may hear of several events at once. It tells the flow of all of them before it
+        does what was decided.
+        """
+        if self.comes_alone or self.tape.choose(2) == 0:
+            return None
+        if (over := self._at_deadline()) is not None:
+            return over
+        event, decided = self.steps[-1].event, self.steps[-1].decisions
+        is_awake = isinstance(event, Tick) or any(isinstance(it, Wake) for it in decided)
+        if self.wake_s is not None and not is_awake and self.tape.choose(2) == 0:
+            return self._tick(self.wake_s)
+        trials = {
+            getattr(it, name, None) for it in decided for name in ("trial", "source", "target")
+        }
+        live = [trial for number, trial in self.live.items() if number not in trials]
+        return self._move(live) if any(map(self._may_move, live)) else None
+
+    def _at_deadline(self) -> DeadlineReached | None:
+        is_over = self.deadline is not None and len(self.steps) > self.deadline
+        return DeadlineReached(self.seconds) if is_over else None
 
     def _draw(self, n: int) -> Event:
         left = n if self.n_points is None else min(n, self.n_points - self.n_drawn)
@@ -145,14 +179,18 @@ class World:
         return Asked(trials, exhausted, tuple(self.configs(trial) for trial in trials))
 
     def _happen(self) -> Event:
-        movers = [
-            trial for _, trial in sorted(self.live.items()) if self._runs(trial) or trial.awaited
-        ]
-        if self._is_tick_next(bool(movers)):
-            assert self.wake_s is not None
-            self.seconds, self.wake_s = max(self.seconds, self.wake_s), None
-            return Tick(self.seconds)
-        assert movers, self._deadlock()
+        can_move = any(map(self._may_move, self.live.values()))
+        if self.wake_s is not None and self._is_tick_next(self.wake_s, can_move):
+            return self._tick(self.wake_s)
+        assert can_move, self._deadlock()
+        return self._move([*self.live.values()])
+
+    def _tick(self, wake_s: float) -> Tick:
+        self.seconds, self.wake_s = max(self.seconds, wake_s), None
+        return Tick(self.seconds)
+
+    def _move(self, live: list[LiveTrial]) -> Event:
+        movers = sorted(filter(self._may_move, live), key=lambda trial: trial.number)
         what = self.tape.choose(32)
         if what == 31:
             return self._staff(self.tape.choose(2 * self.context.n_workers + 1))
@@ -161,7 +199,7 @@ class World:
             return self._staff(self.n_workers + (come if missing > 0 else -come))
         if what >= 29:
             # A trial that waits between two decisions fails if its state cannot be read any more.
-            begun = [trial for trial in self.live.values() if trial.epochs or trial.batches]
+            begun = [trial for trial in live if trial.epochs or trial.batches]
             victims = sorted({trial.number for trial in [*movers, *begun]})
             return self._end(TrialFailed(victims[self.tape.choose(len(victims))], "it broke"))
         since = len(self.steps) - PAUSE_EVENTS
@@ -174,12 +212,12 @@ class World:
         self.seconds += trial.trained_s - before_s
         return replace(event, seconds=self.seconds)
 
-    def _is_tick_next(self, others: bool) -> bool:
-        if self.wake_s is None or not others:
-            return self.wake_s is not None
+    def _is_tick_next(self, wake_s: float, others: bool) -> bool:
+        if not others:
+            return True
         if isinstance(self.steps[-1].event, Tick):
             return False  # trials train even if the flow sets one Wake after the other
-        return self.wake_s <= self.seconds + self.tape.choose(4) and self.tape.choose(4) < 3
+        return wake_s <= self.seconds + self.tape.choose(4) and self.tape.choose(4) < 3
 
     def _staff(self, n_workers: int) -> WorkersChanged:
         self.n_workers = n_workers
@@ -187,6 +225,9 @@ class World:
 
     def _runs(self, trial: LiveTrial) -> bool:
         return trial.trains and trial.gang <= max(1, self.n_workers)
+
+    def _may_move(self, trial: LiveTrial) -> bool:
+        return self._runs(trial) or trial.awaited is not None
 
     def _deadlock(self) -> str:
         gangs = {trial: self.live[trial].gang for trial in self._training()}
@@ -197,8 +238,10 @@ class World:
         )
 
     def _end(self, failed: TrialFailed) -> TrialFailed:
-        del self.live[failed.trial]
+        trial = self.live.pop(failed.trial)
         self.ended[failed.trial] = "has failed"
+        if failed.trial in self.stopped:  # it had ended before: it keeps what it has
+            self.stopped[failed.trial] = trial
         return failed
 
     # ---- what the flow decides
@@ -216,7 +259,8 @@ class World:
         elif self.finished:
             training = [number for number in self._training() if not self.live[number].awaited]
             assert not training, f"the flow finishes while trials {training} train"
-            assert not self.waiting, f"the flow finishes before {self.waiting[0]}"
+            owed = [it for it in self.waiting if it in step.decisions]
+            assert not owed, f"the flow finishes before {owed[0]}"
         self.most_training = max(self.most_training, len(self._training()))
 
     def _training(self) -> list[int]:

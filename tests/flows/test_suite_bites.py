@@ -143,6 +143,12 @@ class ForgetsThePruned(Halving):
         return super().handle(event)
 
 
+class TrainsLongerThanItSays(Halving):
+    @property
+    def traits(self) -> Traits:
+        return Traits(max_epochs=2)
+
+
 class FinishesEarly(Halving):
     def end(self, kept: list[int], left: list[int]) -> list[Decision]:
         return [*super().end(kept, left), *([] if len(kept) > 1 or not kept else [Finish()])]
@@ -493,6 +499,7 @@ SAME = "test_the_same_events_give_the_same_decisions"
         (ForgetsTheFailed, LEGAL, "but the trial has failed|deadlock"),
         (CountsOnEveryTrial, LEGAL, "deadlock"),
         (ForgetsThePruned, LEGAL, "but the trial was stopped"),
+        (TrainsLongerThanItSays, LEGAL, r"trained \{\d+: 3\} epochs, above traits.max_epochs, 2"),
         (FinishesEarly, LEGAL, r"finishes while trials \[\d+\] train"),
         (GoesOnAfterFinish, LEGAL, "comes after Finish"),
         (NeverEnds, LEGAL, "not finished after"),
