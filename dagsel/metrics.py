@@ -82,7 +82,7 @@ def _mean(values: Any) -> Any:
 def accuracy(output: Any, target: Any) -> Any:
     """Share of samples whose class is right.
 
-    Each target counts. Where a loss leaves some out, as PyTorch's ``ignore_index`` of -100, take
+    Each target counts. Where a loss leaves some out, as PyTorch's ``ignore_index``, take
     ``torchmetrics.classification.MulticlassAccuracy(..., ignore_index=-100)``.
 
     Parameters
@@ -97,7 +97,7 @@ def accuracy(output: Any, target: Any) -> Any:
     ------
     ValueError
         If the output holds neither, or the target no classes: their shapes would make numbers that
-        mean nothing. If there are scores and a class below 0, which would count as wrong.
+        mean nothing. If there are scores and a class that has none, which would count as wrong.
 
     Examples
     --------
@@ -118,12 +118,13 @@ def _classes(output: Any, target: Any) -> Any:
                 f"{shapes}: of one score a sample the largest says nothing; take binary_accuracy "
                 "for a logit of two classes, or let the model return a score for each class"
             )
-        if bool((target < 0).any()):
+        ends = () if 0 in classes else (int(target.min()), int(target.max()))
+        if stray := [end for end in ends if not 0 <= end < scores[1]]:
             raise ValueError(
-                f"accuracy: the target has the class {int(target.min())}, which has no score, and "
-                "which a loss may leave out: write "
-                "metrics={'accuracy': torchmetrics.classification.MulticlassAccuracy("
-                f"num_classes={scores[1]}, average='micro', ignore_index={int(target.min())})}}"
+                f"accuracy: the target has the class {stray[0]}, and the scores are of classes 0 "
+                f"to {scores[1] - 1}; if the loss leaves it out, write metrics={{'accuracy': "
+                f"torchmetrics.classification.MulticlassAccuracy(num_classes={scores[1]}, "
+                f"average='micro', ignore_index={stray[0]})}}, else number the classes from 0"
             )
         return output.argmax(1)
     if len(scores) == len(classes) + 1 and scores[:-1] == classes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -450,14 +451,26 @@ def test_gradients_that_no_step_follows_fail_the_trial(
         workload.train(state, shard, config, visit=visit)
 
 
-def test_targets_that_a_loss_leaves_out_are_not_counted_as_wrong() -> None:
-    scores, tags = np.zeros((4, 3, 5)), np.full((4, 5), -100)
-    with pytest.raises(ValueError, match="has the class -100, .*write metrics=") as caught:
+@pytest.mark.parametrize("left_out", [-100, 255])
+def test_targets_that_a_loss_leaves_out_are_not_counted_as_wrong(left_out: int) -> None:
+    scores, tags = np.zeros((4, 3, 5)), np.full((4, 5), left_out)
+    with pytest.raises(ValueError, match=f"has the class {left_out}, .*write metrics=") as caught:
         accuracy(scores, tags)
-    write = str(caught.value).partition("write metrics=")[2]
+    write = str(caught.value).partition("write metrics=")[2].partition(", else")[0]
     (metric,) = eval(write, {"torchmetrics": pytest.importorskip("torchmetrics")}).values()
     tags[0, 0] = 0
     assert metric(torch.tensor(scores), torch.tensor(tags)) == 1.0
+
+
+def test_accuracy_takes_classes_of_one_byte_and_no_samples() -> None:
+    scores, classes = torch.eye(300), torch.arange(300)
+    assert accuracy(scores[:256], classes[:256].to(torch.uint8)) == 1.0
+    assert accuracy(scores[:128].numpy(), classes[:128].to(torch.int8).numpy()) == 1.0
+    assert math.isnan(accuracy(scores[:0], classes[:0]))
+
+
+def test_the_scores_of_classes_are_along_the_second_axis() -> None:
+    scores, tags = np.zeros((4, 3, 5)), np.zeros((4, 5))
     with pytest.raises(ValueError, match=r"write output\.movedim\(-1, 1\)"):
         accuracy(np.moveaxis(scores, 1, -1), tags)
 
