@@ -286,11 +286,32 @@ def test_random_numbers_that_no_state_determines_are_refused() -> None:
         assert train(workload, state).state == train(workload, state).state
 
 
+def subclass(config: Any, modes: list[bool] | None = None) -> Any:
+    """Build a model that notes in which mode it is called."""
+    import keras
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x: Any, training: bool = True) -> Any:  # as layers that augment have it
+            if modes is not None:
+                modes.append(training)
+            return self.dense(x)
+
+    made = Net()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile(optimizer="sgd", loss=loss, metrics=["accuracy"])
+    return made
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a model": (lambda: small(uncompiled(CONFIG)), "model must be a function, called as model"),
     "another type": (lambda: small(lambda config: 3), "must return a compiled keras.Model, got 3"),
     "not compiled": (lambda: small(uncompiled), "the Sequential is not compiled: call"),
     "not built": (lambda: small(unbuilt), "has no weights yet: begin it with keras.Input"),
+    "a subclass": (lambda: small(subclass), "no weights yet: .* or call it once, as in"),
     "frozen": (lambda: small(frozen), "has no weights to train"),
     "no loss": (lambda: small(lambda c: stepped(c, loss=None)), "compiled without a loss"),
     "a loss's name": (lambda: small(lambda c: stepped(c, loss="sparse")), "sparse"),
@@ -441,6 +462,23 @@ def own_steps(config: Any, *, evaluates: bool = True) -> Any:
     made.build(None)
     made.compile(optimizer=keras.optimizers.Adam(0.1))
     return made
+
+
+def test_nothing_but_training_goes_through_a_model_as_training_does() -> None:
+    modes: list[bool] = []
+
+    def build(config: Any) -> Any:
+        made = subclass(config, modes)
+        made(np.zeros((1, 6)), training=False)
+        return made
+
+    workload = small(build)
+    check(workload)
+    state = workload.init(CONFIG, 0)
+    workload.evaluate(state, workload.prepare(arrays(0, 24)), CONFIG)
+    assert not any(modes)
+    train(workload, state)
+    assert any(modes)
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="its step is one of PyTorch's")

@@ -43,8 +43,9 @@ def make(function: Callable[[Any], Any], config: Config) -> Any:
         )
     if not model.built or not all(layer.built for layer in model.layers):
         raise WorkloadError(
-            f"the {name} has no weights yet: begin it with keras.Input(shape), or call model.build "
-            "before model(config) returns it"
+            f"the {name} has no weights yet: begin it with keras.Input(shape), or call it once, as "
+            "in model(numpy.zeros((1, 8))) for samples of shape (8,), before model(config) returns "
+            "it; model.build may make none"
         )
     if not (computes_loss(model) or (_owns(model, "train_step") and _owns(model, "test_step"))):
         raise WorkloadError(
@@ -101,7 +102,7 @@ class _Step(keras.Operation):  # type: ignore[misc, name-defined]
         self.model = model
 
     def call(self, inputs: Any, targets: Any) -> Any:
-        output = self.model(inputs)
+        output = self.model(inputs, training=False)
         self.model.compute_metrics(inputs, targets, output, sample_weight=None)
         return self.model.compute_loss(x=inputs, y=targets, y_pred=output, sample_weight=None)
 
