@@ -247,6 +247,17 @@ def test_collators_of_transformers_and_tokenizers_make_the_same_batches() -> Non
         assert by_units(lm(model=model, bucket_by=None, collator=words), arrays) == wanted
 
 
+def test_several_labels_a_sample_are_the_same_with_any_collator() -> None:
+    words = tokenizer(pad_token="[PAD]")
+    labels = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.0]])
+    batch = {"input_ids": [torch.tensor([1, 2]), torch.tensor([3])], "labels": labels}
+    for collator in (None, words, DataCollatorWithPadding(words)):
+        made = made_of(lm(collator=collator), batch)
+        assert torch.equal(made["labels"], labels)
+        assert made["labels"].dtype == labels.dtype
+        assert made["attention_mask"].tolist() == [[1, 1], [1, 0]]
+
+
 def test_rows_are_filled_up_where_and_with_what_the_tokenizer_says() -> None:
     words = tokenizer(pad_token="w9", padding_side="left")
     labels = RaggedArray.of([[1, 2, 3], [4]])

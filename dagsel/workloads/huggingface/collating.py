@@ -176,7 +176,7 @@ def tokenizer_of(collator: Any) -> Any:
 
 @dataclass(frozen=True)
 class Collator:
-    """Runs a collator of samples: those of transformers get lists, as from ``datasets``."""
+    """Runs a collator of samples: those of transformers get no tensors of one axis."""
 
     function: Any
 
@@ -203,7 +203,9 @@ def _on_host(rows: Any) -> Any:
 def _as_lists(rows: Any) -> Any:
     if isinstance(rows, list):
         return [row.tolist() if row.dim() == 1 else row for row in rows]
-    return rows.tolist() if rows.dim() <= 2 and not rows.is_floating_point() else rows
+    if rows.is_floating_point():
+        return rows.numpy() if rows.dim() == 2 else rows  # no collator pads rows that are tensors
+    return rows.tolist() if rows.dim() <= 2 else rows
 
 
 def _fill(rows: Sequence[torch.Tensor], fill: float, side: str) -> torch.Tensor:
