@@ -96,6 +96,7 @@ def plan_write(
     )
     known = Classes({name: list(values) for name, values in (classes or {}).items()})
     source, labels, names = _read(arrays, reading, known, "arrays", rule, ragged, scratch)
+    known.say_unlike(source.length)
     if is_share(validation):
         shuffle: Places
         if rule is not None and labels is not None:

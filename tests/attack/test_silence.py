@@ -43,6 +43,24 @@ FRAME = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0), "y": np.arange
 COLUMNS = {"x": ["a", "b"], "y": "y"}
 
 
+def test_text_that_is_no_class_is_told_with_the_cure(caplog: pytest.LogCaptureFixture) -> None:
+    frame = pd.DataFrame({"n": range(120), "y": ["cat", "dog"] * 60})
+    texts = frame.assign(text=[f"text {n}" for n in range(120)])
+    options: dict[str, Any] = {"n_shards": 2, "overwrite": True}
+    few = texts.assign(text=[f"text {n % 100}" for n in range(120)])
+    ShardedDataset.write("memory://texts.zarr", few, **options)
+    ShardedDataset.write("memory://texts.zarr", texts, columns=["n", "y"], **options)
+    assert caplog.text == ""
+    ShardedDataset.write("memory://texts.zarr", texts, **options)
+    (said,) = caplog.messages
+    assert "'text' holds 120 different texts in 120 rows" in said
+    assert "leave it out, as by columns=" in said
+    with pytest.raises(DatasetInputError, match="or leave out 'text', as by columns=, if no model"):
+        ShardedDataset.write(
+            "memory://texts.zarr", texts, validation=texts.assign(text="another"), **options
+        )
+
+
 def test_an_estimator_says_once_which_arrays_it_is_not_given(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

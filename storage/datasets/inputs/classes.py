@@ -14,6 +14,9 @@ from dagsel.errors import DatasetInputError
 
 logger = logging.getLogger("dagsel")
 
+#: So many classes may be those of as many samples.
+_MANY = 100
+
 
 @dataclass
 class Classes:
@@ -32,8 +35,9 @@ class Classes:
         if unseen:
             at = int(np.flatnonzero(values == unseen[0])[0])
             raise DatasetInputError(
-                f"{where}: {name!r} has the class {unseen[0]!r} in row {at}, which the training "
-                "data lacks; put such samples there, or leave them out"
+                f"{where}: {name!r} has the class {unseen[0][:60]!r} in row {at}, which the "
+                "training data lacks; put such samples there, or leave them out, or leave out "
+                f"{name!r}, as by columns=, if no model takes it"
             )
         return np.array([numbers[value] for value in values], np.int64)
 
@@ -85,6 +89,18 @@ class Classes:
         self.known[name] = sorted(self._numbers[name])
         place = {value: number for number, value in enumerate(self.known[name])}
         return np.array([place[value] for value in self._numbers[name]], np.int64)
+
+    def say_unlike(self, n_rows: int) -> None:
+        """Say in the log which text has another value in almost every row, as no class has."""
+        for name, values in self.known.items():
+            if len(values) > max(_MANY, 0.9 * n_rows):
+                logger.warning(
+                    "%r holds %d different texts in %d rows, and each becomes a number, as a class "
+                    "does: leave it out, as by columns=, if no model takes it",
+                    name,
+                    len(values),
+                    n_rows,
+                )
 
 
 def _check_text(name: str, values: NDArray[Any], where: str) -> None:
