@@ -190,6 +190,21 @@ def test_classes_of_the_first_shard_do_until_another_appears():
         workload.train(state, workload.prepare(data), {}, visit=visit)
 
 
+def test_classes_may_be_the_texts_that_a_data_set_has_numbered():
+    data = arrays(0, labels=False)
+    data["y"] = (data["x"][:, 0] > 0).astype("int64")  # the first shard lacks the third
+    states = []
+    for classes in (["ant", "cat", "bee"], [0, 1, 2]):
+        workload = SklearnWorkload(SGDClassifier(), classes=classes)
+        shard, visit = workload.prepare(data), Visit(0, 0, 1, 1)
+        states.append(workload.train(workload.init({}, 0), shard, {}, visit=visit).state)
+    assert states[0] == states[1]
+    assert workload.restore(states[0], {}).classes_.tolist() == [0, 1, 2]
+    data["y"] += 2
+    with pytest.raises(WorkloadError, match=r"shard 1 has classes \[3\] beside \[0, 1, 2\]"):
+        workload.train(states[0], workload.prepare(data), {}, visit=visit)
+
+
 def test_metrics_of_the_users_own_and_of_an_estimator_without_score():
     data = arrays(0, labels=False)
     workload = SklearnWorkload(SGDRegressor(), metrics={"mse": dagsel.metrics.mean_squared_error})

@@ -61,7 +61,8 @@ class SklearnWorkload(PoolsMetrics):
         function may have a ``direction``. Names of `dagsel.metrics` will do. By default
         ``"score"``, the estimator's own, and of a classifier ``"accuracy"`` too.
     classes
-        The classes of a classifier. By default those of the first shard that a trial visits.
+        The classes of a classifier: numbers, or the texts that a data set has written as numbers.
+        By default those of the first shard that a trial visits.
     batch_size
         Samples in a call of ``partial_fit``, or a function of the configuration that returns it;
         by default the whole shard.
@@ -218,6 +219,7 @@ shard; take an estimator that has it, such as SGDClassifier
                                     f"it cannot go on with {place}")  # fmt: skip
             if classes is None and targets is not None and _is_classifier(estimator):
                 classes = np.unique(targets)
+            classes = _as_in(targets, classes)
             self._check_classes(classes, targets, visit)
             takes_classes = "classes" in inspect.signature(estimator.partial_fit).parameters
             known = {"classes": classes} if takes_classes and classes is not None else {}
@@ -378,6 +380,13 @@ shard; take an estimator that has it, such as SGDClassifier
 def _parts(shard: Shard) -> tuple[NDArray[Any], NDArray[Any] | None]:
     arrays = list(shard.values())
     return arrays[0], arrays[-1] if len(arrays) > 1 else None
+
+
+def _as_in(targets: Any, classes: Any) -> Any:
+    """Return the classes as numbers if they are texts that a data set has numbered."""
+    if classes is None or targets is None or targets.dtype.kind not in "iu":
+        return classes
+    return np.arange(len(classes)) if all(isinstance(each, str) for each in classes) else classes
 
 
 def _set_optimizer(estimator: Any, changed: Mapping[str, Any]) -> None:
