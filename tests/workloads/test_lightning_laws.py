@@ -165,6 +165,19 @@ def test_code_that_cannot_be_seen_beforehand_is_told_when_it_asks() -> None:
             trained(workload(type("Mine", (modules().Plain,), parts)), {})
 
 
+def test_what_optimizers_ask_of_a_trainer_is_refused_only_where_they_ask_it() -> None:
+    def configure(self: Any) -> Any:
+        optimizer = self.sgd()
+        if self.steps_by_batch:
+            return [optimizer], [self.trainer.estimated_stepping_batches]
+        return optimizer
+
+    parts = {"configure_optimizers": configure, "steps_by_batch": False}
+    workload(type("Mine", (modules().Plain,), parts)).validate({})
+    refuses("Mine.configure_optimizers asks for self.trainer.estimated.*give LightningWorkload max",
+            **parts | {"steps_by_batch": True})  # fmt: skip
+
+
 def test_a_trainer_is_that_of_one_unit() -> None:
     kept: list[Any] = []
     kind = type("Mine", (modules().Plain,), {"on_fit_start": lambda self: kept.append(self.trainer),

@@ -125,7 +125,9 @@ def call_hook(module: LightningModule, hook: str, *arguments: Any) -> Any:
 
 
 def asked_of_trainer(module: LightningModule) -> Iterator[tuple[str, str]]:
-    """Yield what the hooks of a module ask of ``self.trainer``, as far as their code shows it.
+    """Yield what hooks of training and scoring ask of ``self.trainer``, as their code shows it.
+
+    Those of `BUILDING` are called before anything trains, and the trainer itself answers them.
 
     Examples
     --------
@@ -135,7 +137,7 @@ def asked_of_trainer(module: LightningModule) -> Iterator[tuple[str, str]]:
     >>> list(asked_of_trainer(Net()))
     [('on_train_epoch_start', 'datamodule'), ('on_train_epoch_start', 'current_epoch')]
     """
-    for hook in (*BUILDING, *CALLED):
+    for hook in CALLED:
         code = getattr(inspect.unwrap(getattr(module, hook)), "__code__", None)
         if is_overridden(hook, module) and isinstance(code, CodeType):
             yield from ((hook, name) for name in _of_trainer(code))
