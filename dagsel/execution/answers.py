@@ -48,6 +48,19 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     return returned[0]
 
 
+def why_silent(strangers: Iterable[str]) -> str:
+    """Say what it means that workers do not answer at the end, some of which never joined the run.
+
+    Examples
+    --------
+    >>> why_silent(["tcp://10.0.0.1:4000"])
+    'worker tcp://10.0.0.1:4000 never joined the search: its log says why, as a missing dagsel'
+    """
+    if there := ", ".join(sorted(strangers)):
+        return f"worker {there} never joined the search: its log says why, as a missing dagsel"
+    return "a worker does not answer, and is left with what it has of the run"
+
+
 def silent_workers(client: Client, workers: Iterable[str]) -> list[str]:
     """Return the workers that do not answer, as they are frozen or hold Python's lock."""
     answers: dict[str, Any] = {}

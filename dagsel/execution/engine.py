@@ -33,7 +33,7 @@ from dagsel.errors import (
     VersionMismatchError,
     WorkerMemoryError,
 )
-from dagsel.execution.answers import within
+from dagsel.execution.answers import why_silent, within
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
@@ -231,7 +231,8 @@ class DaskEngine:
             try:
                 leave()
             except TimeoutError:
-                logger.warning("a worker does not answer, and is left with what it has of the run")
+                strangers = self._workers_there() - self._processes.keys()
+                logger.warning("%s", why_silent(strangers))
             except Exception:  # the cluster may be gone; leave the rest too
                 logger.debug("leaving the cluster", exc_info=True)
         self._end_bill()

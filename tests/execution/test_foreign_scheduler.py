@@ -6,6 +6,7 @@ The address of its dashboard is shown only if it serves one.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -18,8 +19,13 @@ import optuna
 import pytest
 from distributed import Client
 
+import dagsel
 from dagsel import errors
-from dagsel.execution.cluster import dashboard_of
+from dagsel.execution import engine
+from dagsel.execution.cluster import dashboard_of, workers_of
+from dagsel.flows import RandomSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
 from tests.waiting import wait_until
 
@@ -74,18 +80,75 @@ FOREIGN: dict[str, tuple[tuple[str, ...], type[Exception], str]] = {
 }
 
 
+def without_dagsel(folder: Path, kept: tuple[str, ...] = ()) -> str:
+    """Make a folder of all installed packages but dagsel, of which files with such ends stay."""
+    there = folder / "site-packages"
+    there.mkdir()
+    for entry in Path(distributed.__file__).parents[1].iterdir():
+        if "dagsel" not in entry.name or entry.name.endswith(kept):
+            (there / entry.name).symlink_to(entry)
+    return str(there)
+
+
+@contextmanager
+def worker(address: str, folder: Path, *flags: str, **environment: str) -> Iterator[None]:
+    command = [sys.executable, *flags, "-m", "dask", "worker", address, "--no-dashboard"]
+    with (
+        (folder / f"worker{len(flags)}.log").open("wb") as log,
+        subprocess.Popen(
+            [*command, "--nthreads", "2"],
+            env=os.environ | environment, cwd=folder, stdout=log, stderr=log,
+            start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # one that could not start hears nothing else
+
+
+def test_a_worker_without_dagsel_that_comes_later_is_named_at_the_end(
+    optimize: Optimize,
+    study: optuna.Study,
+    digits: ShardedDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(engine, "_PATIENCE_S", 1.0)
+    with (
+        scheduler(tmp_path) as address,
+        Client(address, set_as_default=False) as client,
+        worker(address, tmp_path),
+    ):
+        client.wait_for_workers(1, timeout=60)
+        search = dagsel.start(
+            study,
+            SyntheticWorkload(seconds=0.02),
+            digits,
+            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+            flow=RandomSearch(max_epochs=100_000, n_trials=2),
+            metric="value",
+            client=address,
+            run_dir=str(tmp_path / "run"),
+            progress=False,
+        )
+        search.wait(until=lambda run: len(run.record.units) > 0)
+        with worker(address, tmp_path, "-S", PYTHONPATH=without_dagsel(tmp_path)):
+            wait_until(lambda: len(workers_of(client)) == 2, "the foreign worker is there")
+            (foreign,) = workers_of(client).keys() - {*search.result.timeline().worker}
+            search.finish()
+            search.wait()
+    assert f"worker {foreign} never joined the search: its log says why" in caplog.text
+
+
 @pytest.mark.parametrize("has", FOREIGN)
 def test_a_scheduler_without_dagsel_is_named(
     has: str, optimize: Optimize, study: optuna.Study, tmp_path: Path
 ) -> None:
     kept, error, text = FOREIGN[has]
-    there = tmp_path / "site-packages"
-    there.mkdir()
-    for entry in Path(distributed.__file__).parents[1].iterdir():
-        if "dagsel" not in entry.name or entry.name.endswith(kept):
-            (there / entry.name).symlink_to(entry)
     # -S: no site-packages but these.
-    with scheduler(tmp_path, "-S", PYTHONPATH=str(there)) as address:
+    with scheduler(tmp_path, "-S", PYTHONPATH=without_dagsel(tmp_path, kept)) as address:
         with pytest.raises(error, match=text):
             optimize(study=study, client=address)
     assert study.trials == []
