@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
+from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.driver.consistency import read_history, read_run
 from dagsel.driver.recovery import catch_up
@@ -22,7 +24,7 @@ from dagsel.extending import opened
 from dagsel.flow import Asked, Flow
 from dagsel.history.record import Record
 from dagsel.history.result import Run
-from dagsel.history.script import Script, differences
+from dagsel.history.script import Script, differences, drawn
 from dagsel.history.settings import Settings, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.messages import Entry, SessionBegun, Turn
@@ -327,11 +329,8 @@ def replay(
     steps = settings.first_step
     driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, 0, first_step=steps)
     record = Record(run, settings.n_shards, *settings.ranks_by)
-    trials = tuple(then.trials)
-    params = {trial: dict(then.trials[trial].params) for trial in trials}
-    drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
     ran_out = (told for trial in then.trials.values() for told in trial.ran_out)
-    first: tuple[Entry, ...] = (drawn, *ran_out)
+    first: tuple[Entry, ...] = (draws := drawn(script.turns), *ran_out)
     for entry in first:
         record.add(entry)
     adopt(driver, record)
@@ -349,7 +348,16 @@ def replay(
         here = Call(client, cluster, given.worker_timeout, **held)
         repeated = opened(session.run(here, lock), space)
     record.notes += [script.state.astray] if script.state.astray else []
-    record.notes += differences(then, record)
+    record.notes += [*_other_configs(draws, record), *differences(then, record)]
     for note in record.notes:
         logger.warning("replay of %s: %s", then.run, note)
     return repeated
+
+
+def _other_configs(draws: Turn, record: Record) -> Iterator[str]:
+    """Say of which trials the space makes another configuration than when they were drawn."""
+    assert isinstance(draws.event, Asked)
+    for trial, then in zip(draws.event.trials, draws.event.configs, strict=True):
+        now = json.loads(json.dumps(plain_part(record.trials[trial].config)))
+        if then and not record.trials[trial].adoptions and now != json.loads(json.dumps(then)):
+            yield f"trial {trial}: the space makes {now} of its parameters, and made {dict(then)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -13,7 +13,7 @@ from dagsel.dispatch.units import Begun, Chain, Unit
 from dagsel.driver.protocols import States
 from dagsel.driver.scoring import Scores
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
-from dagsel.flow import DECISIONS, Decision, Flow, Stop, load_state
+from dagsel.flow import DECISIONS, Clone, Decision, Flow, Reported, Stop, load_state
 from dagsel.flow.events import as_heard
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
@@ -355,21 +355,34 @@ def catch_up(flow: Flow, entries: Sequence[Entry], url: str) -> None:
     RunDirError
         If the flow decides otherwise than the journal says.
     """
-    infeasible = {t for entry in entries if isinstance(entry, Turn) for t in entry.infeasible}
-    for entry in entries[_after_snapshot(flow, entries) :]:
-        match entry:
-            case Turn(context=context) if context is not None:
-                decisions = flow.start(context)
-            case Turn(event) if event is not None:
-                decisions = flow.handle(as_heard(event, infeasible.__contains__))
-            case _:
-                continue
-        now, then = (list(map(_decided, these)) for these in (decisions, entry.decisions))
-        if json.dumps(now) != json.dumps(then):
-            raise RunDirError(
-                f"{url}: the flow decides {now} where it decided {then} before; resume with the "
-                "version of the flow that the run began with"
-            )
+    infeasible, trained, first = set[int](), set[int](), _after_snapshot(flow, entries)
+    for number, turn in enumerate(entries):
+        if not isinstance(turn, Turn):
+            continue
+        if number >= first:
+            _decide_again(flow, turn, infeasible, url)
+        infeasible.update(turn.infeasible)
+        if isinstance(turn.event, Reported):
+            trained.add(turn.event.trial)
+        for decision in turn.decisions:  # from there on a trial breaks what its source breaks
+            if isinstance(decision, Clone) and decision.target in trained:
+                told = infeasible.add if decision.source in infeasible else infeasible.discard
+                told(decision.target)
+
+
+def _decide_again(flow: Flow, turn: Turn, infeasible: Set[int], url: str) -> None:
+    if turn.context is not None:
+        decisions = flow.start(turn.context)
+    elif turn.event is not None:
+        decisions = flow.handle(as_heard(turn.event, infeasible.__contains__))
+    else:
+        return
+    now, then = (list(map(_decided, these)) for these in (decisions, turn.decisions))
+    if json.dumps(now) != json.dumps(then):
+        raise RunDirError(
+            f"{url}: the flow decides {now} where it decided {then} before; resume with the "
+            "version of the flow that the run began with"
+        )
 
 
 def _decided(decision: Decision) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from dagsel.codec import Json
 from dagsel.flow import (
+    Add,
     Ask,
+    Asked,
     Clone,
     Context,
     Decision,
@@ -17,6 +20,7 @@ from dagsel.flow import (
     Extended,
     Finish,
     Flow,
+    Outcome,
     Pause,
     Reported,
     Scale,
@@ -31,11 +35,40 @@ from dagsel.messages import ENTRIES, Turn
 
 def differences(then: Record, now: Record) -> list[str]:
     """Say in what a run that was repeated has other results."""
-    return [
+    found = [
         difference
         for trial in then.trials.values()
         for difference in trial.differences(now.trials.get(trial.number))
     ]
+    only_now = sorted(now.trials.keys() - then.trials.keys())
+    found += [f"trial {trial}: only the repeated run has it" for trial in only_now]
+    best, again = (None if it.best is None else it.best.trial for it in (then, now))
+    if best != again:
+        found.append(f"trial {best} was the best then, trial {again} is now")
+    return found
+
+
+def drawn(turns: Iterable[Turn]) -> Turn:
+    """Return one turn in which all trials of a run are drawn, as they were in several.
+
+    Examples
+    --------
+    >>> one = Turn(Asked((0,), configs=({"lr": 0.1},)), (), params={0: {"lr": 0.1}})
+    >>> drawn([one, replace(one, event=Asked((1,)), infeasible=(1,))]).event
+    Asked(trials=(0, 1), exhausted=False, configs=({'lr': 0.1}, {}))
+    """
+    trials, infeasible = list[int](), list[int]()
+    configs, params, attrs = list[Mapping[str, Any]](), dict[int, Any](), dict[int, Any]()
+    for turn in turns:
+        if isinstance(turn.event, Asked):
+            trials += turn.event.trials
+            configs += turn.event.configs or [{} for _ in turn.event.trials]
+            infeasible += turn.infeasible
+            params |= turn.params or {}
+            attrs |= turn.attrs or {}
+    asked = Asked(tuple(trials), configs=tuple(configs))
+    told: dict[str, Any] = {"params": params, "attrs": attrs or None}
+    return Turn(asked, (), seconds=0.0, infeasible=tuple(infeasible), **told)
 
 
 def read_turns(entries: Iterable[Json]) -> tuple[Turn, ...]:
@@ -156,7 +189,8 @@ class Script(Flow):
                 case Reported(trial, epoch) if (trial, epoch) not in state.reported:
                     return decided
                 case TrialFailed(trial, reason) if self._ends(trial):
-                    decided.append(Stop(trial, f"the recorded run's failed: {reason}"))
+                    told = f"the recorded run's failed: {reason}"
+                    decided.append(Stop(trial, told, self._outcome(trial)))
                     state.ended.add(trial)
             state.n_played += 1
             for decision in turn.decisions:
@@ -167,6 +201,12 @@ class Script(Flow):
         """Whether a trial that stops or fails in this turn is live, and trained on no more then."""
         trained_on = self._last_trains.get(trial, 0) > self.state.n_played
         return not trained_on and trial not in self.state.ended
+
+    def _outcome(self, trial: int) -> Outcome:
+        """How a trial had ended before an extension in which it failed: it keeps that result."""
+        turns = reversed(self.turns[: self.state.n_played])
+        stops = (it for turn in turns for it in turn.decisions if isinstance(it, Stop))
+        return next((it.outcome for it in stops if it.trial == trial), "pruned")
 
     def _train(self, decision: Train) -> list[Decision]:
         """Train a trial as far as it was trained then, but not past the state that is cloned."""
@@ -183,7 +223,9 @@ class Script(Flow):
 
     def _again(self, decision: Decision) -> list[Decision]:
         match decision:
-            case Ask() | Pause() | Scale() | Wake():  # of what a trial learns they change nothing
+            case Ask() | Add():  # all trials are there
+                return []
+            case Pause() | Scale() | Wake():  # of what a trial learns they change nothing
                 return []
             case Train(trial) | Clone(_, trial) if trial in self.state.ended:
                 return []

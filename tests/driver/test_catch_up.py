@@ -7,12 +7,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import optuna
 import pytest
 
+import dagsel
 from dagsel.driver.consistency import read_entries
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError
 from dagsel.flow import Asked, Context, Event, Reported, Train, WorkersChanged, save_state
+from dagsel.flows import PBT, Range
 from dagsel.messages import (
     ENTRIES,
     Entry,
@@ -21,6 +24,7 @@ from dagsel.messages import (
     SessionBegun,
     Turn,
 )
+from dagsel.simulation import PowerLaw, SimulatedCluster
 from tests.execution.interrupted import FLOWS
 
 
@@ -97,6 +101,27 @@ def test_a_kept_state_of_another_shape_is_ignored_and_all_events_are_repeated(
     again = copy.deepcopy(FLOWS["asha"])
     catch_up(again, entries, "/r")
     assert again.state == flow.state
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("snapshot_at", [None, 12])
+def test_a_clone_breaks_the_constraints_that_its_source_breaks(
+    seed: int, snapshot_at: int | None
+) -> None:
+    def space(trial: optuna.Trial) -> dict[str, float]:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("c", x - 0.5)
+        return {"x": x}
+
+    flow = PBT(max_epochs=6, n_trials=6, mutations={"x": Range(0.0, 1.0)})
+    cluster = SimulatedCluster(n_workers=3)
+    run = dagsel.simulate(flow, PowerLaw(), cluster, space=space, seed=seed)
+    entries = [ENTRIES.decode(entry) for entry in run.journal]
+    if snapshot_at is not None:  # of a flow that has heard all before it
+        before = flow.fresh()
+        catch_up(before, entries[:snapshot_at], "/r")
+        entries.insert(snapshot_at, FlowState(save_state(before)))
+    catch_up(flow.fresh(), entries, "/r")
 
 
 def test_a_flow_that_decides_otherwise_is_refused() -> None:

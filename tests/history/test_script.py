@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.flow import (
+    Add,
     Ask,
     Asked,
     Clone,
@@ -24,7 +25,7 @@ from dagsel.flow import (
     Train,
     TrialFailed,
 )
-from dagsel.history.script import Script, read_turns
+from dagsel.history.script import Script, drawn, read_turns
 from dagsel.messages import ENTRIES, Entry, Note, SessionBegun, Turn
 
 
@@ -214,6 +215,44 @@ def test_one_that_failed_then_fails_again_or_is_stopped() -> None:
             decided += script.handle(event)
         assert decided[-2:] == [Stop(1, "end", "complete"), Finish()]
         assert script.state.astray == ""
+
+
+def test_one_that_failed_as_it_trained_on_ends_as_it_had_ended_before() -> None:
+    turns = (
+        Turn(None, (Train(0, 1),)),
+        Turn(reported(0, 1), (Stop(0, "the end", "complete"), Finish())),
+        Turn(Extended(), (Train(0, 1),)),
+        Turn(TrialFailed(0, "broken"), (Finish(),)),
+    )
+    script = Script(turns)
+    script.start(Context(1))
+    (stop, end) = script.handle(reported(0, 1))
+    assert (stop, end) == (Stop(0, "the recorded run's failed: broken", "complete"), Finish())
+
+
+def test_a_trial_that_was_added_is_not_drawn_once_more() -> None:
+    turns = (
+        Turn(None, (Ask(1),)),
+        Turn(Asked((0,)), (Train(0, 1), Add({"x": 0.5}))),
+        Turn(Asked((1,)), (Train(1, 1),)),
+        Turn(reported(0, 1), ()),
+        Turn(reported(1, 1), (Finish(),)),
+    )
+    assert Script(turns).start(Context(2)) == [Train(0, 1), Train(1, 1)]
+
+
+def test_all_trials_are_drawn_with_what_they_were_drawn_with() -> None:
+    one = drawn(
+        [
+            Turn(None, (Ask(2),)),
+            Turn(Asked((0, 1), configs=({"x": 0.1}, {"x": 0.2})), (), params={0: {}, 1: {}}),
+            Turn(reported(0, 1), ()),
+            Turn(Asked((2,)), (), params={2: {"x": 1}}, infeasible=(2,), attrs={2: {"by": "me"}}),
+        ]
+    )
+    assert one.event == Asked((0, 1, 2), configs=({"x": 0.1}, {"x": 0.2}, {}))
+    assert (one.params, one.infeasible) == ({0: {}, 1: {}, 2: {"x": 1}}, (2,))
+    assert one.attrs == {2: {"by": "me"}}
 
 
 def test_one_that_fails_sooner_than_then_is_not_stopped_any_more() -> None:

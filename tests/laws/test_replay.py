@@ -24,6 +24,7 @@ from dagsel.execution.cluster import close, local_cluster
 from dagsel.flow import Flow
 from dagsel.flows import ASHA, PBT, RandomSearch, Range
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
 
 SEEDS = range(int(os.environ.get("REPLAY_SEEDS", "1")))
 
@@ -119,6 +120,40 @@ def clients() -> Any:
         for client, cluster in zip(clients, clusters, strict=True):
             client.close()
             close(cluster)
+
+
+def test_a_replay_has_what_trials_were_drawn_with(
+    client: Client, digits: ShardedDataset, tmp_path: Path
+) -> None:
+    def bound(trial: optuna.Trial) -> dict[str, Any]:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("low", x - 0.6)
+        return {"x": x, "constant": trial.user_attrs.get("constant", 1)}
+
+    study = optuna.create_study(direction="maximize")
+    study.enqueue_trial({"x": 0.5}, user_attrs={"constant": 7})
+    parts: Any = (SyntheticWorkload(), digits)
+    how: Any = {"space": bound, "metric": "value", "client": client, "run_dir": tmp_path / "run"}
+    run = dagsel.optimize(study, *parts, flow=RandomSearch(max_epochs=2, n_trials=6), **how)
+    again = dagsel.replay(
+        run.run_dir.url, client, workload=parts[0], space=bound, into=str(tmp_path / "again")
+    )
+    assert again.record.notes == []
+    assert again.best.trial == run.best.trial
+
+    def about(of: dagsel.Run) -> list[Any]:
+        return [(t.params, t.config, t.is_feasible) for t in of.record.trials.values()]
+
+    assert about(again) == about(run)
+    assert about(again)[0][1] == {"x": 0.5, "constant": 7}
+    assert {feasible for *_, feasible in about(run)} == {True, False}
+    loaded = dagsel.load(again.run_dir.url).record.trials.values()
+    assert [trial.config["constant"] for trial in loaded] == [7, 1, 1, 1, 1, 1]
+    other: Any = lambda trial: bound(trial) | {"constant": 2}  # noqa: E731
+    unlike = dagsel.replay(
+        run.run_dir.url, client, workload=parts[0], space=other, into=str(tmp_path / "other")
+    )
+    assert any("trial 0: the space makes" in note for note in unlike.record.notes)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
