@@ -492,9 +492,9 @@ def _scores(output: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _aligned(output: Any, target: Any) -> Any:
-    # Without this, (n, 1) - (n,) would be broadcast to (n, n).
-    if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
+    if output.ndim == target.ndim + 1 and output.shape[-1] == 1:  # (n, 1) - (n,) would be (n, n)
         output = output[..., 0]
     if output.shape != target.shape:
         raise ValueError(f"output has shape {tuple(output.shape)} and target {tuple(target.shape)}")
-    return output
+    is_whole = "float" not in f"{output.dtype} {target.dtype}"
+    return output * 1.0 if is_whole else output  # a difference of small integers wraps around

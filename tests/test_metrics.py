@@ -102,3 +102,13 @@ def test_importing_is_cheap(module: str) -> None:
 def test_accuracy_refuses_what_would_mean_nothing(output: Any, target: Any, cure: str) -> None:
     with pytest.raises(ValueError, match=cure):
         metrics.accuracy(torch.zeros(output), torch.zeros(target))
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["NumPy", "PyTorch"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_differences_of_small_integers_do_not_wrap_around(make: Any, dtype: str) -> None:
+    library: Any = np if make is np.array else torch
+    low, high = (make([value, value], dtype=getattr(library, dtype)) for value in (3, 100))
+    for output, target in ((low, high), (high, low)):
+        assert float(metrics.mean_absolute_error(output, target)) == 97.0
+        assert float(metrics.mean_squared_error(output, target)) == 97.0**2

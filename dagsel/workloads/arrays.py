@@ -6,6 +6,7 @@ of it, and the library sends these to its device.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -13,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -142,6 +144,11 @@ def _described(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"{tensor.dtype} of shape {tensor.shape}"
 
 
+def _content(value: Any) -> str:
+    """Return text that is equal for equal values: what is printed of one may be its address."""
+    return hashlib.blake2b(cloudpickle.dumps(value)).hexdigest()
+
+
 class Kept(Generic[T]):
     """What is compiled for the configurations that a worker has seen last.
 
@@ -168,7 +175,7 @@ class Kept(Generic[T]):
 
     def get(self, config: Config, seed: int, make: Callable[[], T]) -> T:
         """Return what was made for a configuration and a seed, or make it."""
-        key = json.dumps(dict(config), sort_keys=True, default=repr), seed
+        key = json.dumps(dict(config), sort_keys=True, default=_content), seed
         if key not in self._made:
             self._made[key] = make()
             while len(self._made) > 1 and self._is_full():

@@ -677,8 +677,8 @@ FAULTS = (
     Fault(
         "base: a trial trains in the weights that all share",
         "workloads/torch/pretrained.py",
-        "            parameter.data = parameter.data.clone()\n",
-        "            pass\n",
+        "        parameter.data = parameter.data.clone()\n",
+        "        pass\n",
         "workloads/test_base.py workloads/test_frozen.py",
     ),
     Fault(
@@ -691,8 +691,8 @@ FAULTS = (
     Fault(
         "base: a worker takes any base that its function gives",
         "workloads/torch/pretrained.py",
-        '"_digest": self.digest, "_loaded": {}',
-        '"_digest": None, "_loaded": {}',
+        '"_digest": self.digest, "_form"',
+        '"_digest": None, "_form"',
         "workloads/test_base.py workloads/test_frozen.py",
     ),
     Fault(

@@ -10,7 +10,9 @@
 import copy
 import hashlib
 import pickle
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Base, TorchWorkload, Visit
 from dagsel.workloads.describe import describe, differences
+from dagsel.workloads.random_streams import _TURNS, own_streams
 from dagsel.workloads.torch.frozen import checksums
 from dagsel.workloads.torch.pretrained import _held
+from tests.waiting import wait_until
 
 CONFIG = {"lr": 0.01, "rank": 2}
 N_EPOCHS = 3
@@ -412,3 +416,53 @@ def test_a_trial_goes_on_with_another_rate() -> None:
     assert it.train(after, it.prepare(arrays()), CONFIG, visit=visit(4)).state != state
     with pytest.raises(WorkloadError, match="another 'rank': .*; leave 'rank' out of"):
         it.reconfigure(state, CONFIG, {**CONFIG, "rank": 3})
+
+
+def test_what_is_written_into_the_base_is_refused_and_the_next_trial_has_it_whole() -> None:
+    def anew(config: Any, base: Any) -> nn.Module:
+        if config["anew"]:
+            base.second.requires_grad_()
+            base.second.reset_parameters()
+        return nn.Sequential(base, nn.Linear(16, 3))
+
+    it = workload(anew)
+
+    def scored() -> Mapping[str, float]:
+        config = {**CONFIG, "anew": False}
+        return it.evaluate(it.init(config, 0), it.prepare(arrays(1)), config).metrics
+
+    expected = scored()
+    with pytest.raises(WorkloadError, match="has written into weights of the base"):
+        it.init({**CONFIG, "anew": True}, 0)
+    assert scored() == expected
+
+
+def test_bases_of_equal_weights_and_another_form_are_two() -> None:
+    def attention(heads: int) -> nn.Module:
+        torch.manual_seed(5)
+        return nn.MultiheadAttention(8, heads)
+
+    bases = [Base(partial(attention, heads)) for heads in (1, 2, 4)]
+    assert len({base.digest for base in bases}) == 1
+    sent = pickle.loads(cloudpickle.dumps(bases))
+    for held in (bases, sent):
+        modules: list[Any] = [base.module() for base in held]
+        assert [module.num_heads for module in modules] == [1, 2, 4]
+    assert bases[0].load() is sent[0].load()
+
+
+def test_a_base_that_another_thread_loads_does_not_stop_a_unit() -> None:
+    base, loads = Base(body), threading.Event()
+
+    def load() -> None:
+        loads.set()
+        base.load()
+
+    thread = threading.Thread(target=load, daemon=True)
+    with own_streams():  # as in a unit
+        thread.start()
+        loads.wait()
+        wait_until(lambda: len(_TURNS._waiting) > 0, "the other thread waits for the streams")
+        base.load()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -20,7 +20,7 @@ from dagsel.state import State, Tensor
 from dagsel.storage import RaggedArray
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Visit
-from dagsel.workloads.arrays import settle_jax
+from dagsel.workloads.arrays import Kept, settle_jax
 from dagsel.workloads.base import DataOutline
 
 SEED, TRIAL, SIZES = 3, 2, (22, 16)
@@ -420,3 +420,15 @@ def test_the_users_settings_of_jax_hold(monkeypatch: pytest.MonkeyPatch) -> None
     assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "true"
     assert os.environ["PJRT_NPROC"] == "3"
     monkeypatch.delenv("PJRT_NPROC")
+
+
+def test_what_is_compiled_is_of_the_values_of_a_configuration_and_not_of_their_text() -> None:
+    kept: Kept[int] = Kept(most=100)
+    long = np.zeros(2000)
+    other = long.copy()
+    other[1000] = 1.0
+    numbers = [
+        kept.get({"value": value}, 0, lambda n=n: n)  # type: ignore[misc]
+        for n, value in enumerate([long, other, long.copy(), lambda x: x, lambda x: -x])
+    ]
+    assert numbers == [0, 1, 0, 3, 4]

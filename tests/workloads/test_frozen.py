@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dagsel.errors import WorkloadError
+from dagsel.workloads.torch.frozen import BaseBuffer
 from tests.workloads.test_base import (
     CONFIG,
     Body,
@@ -116,3 +117,9 @@ def test_a_factory_that_gives_other_frozen_weights_each_time_is_found() -> None:
     state = it.init(CONFIG, 0)
     with pytest.raises(WorkloadError, match="build the others the same each time"):
         it.train(state, it.prepare(arrays()), CONFIG, visit=visit(1))
+
+
+def test_a_buffer_whose_rows_change_places_has_changed() -> None:
+    order = torch.arange(6)
+    for changed, is_changed in ((order.clone(), False), (order.roll(1), True)):
+        assert BaseBuffer("order", changed, order).is_changed() == is_changed

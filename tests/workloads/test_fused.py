@@ -193,3 +193,30 @@ def test_a_run_of_before_goes_on_with_the_kernels_that_it_had() -> None:
     assert ours.as_of(describe(ours)) is ours
     by_name = make(adam, fused=True)
     assert by_name.as_of(describe(then)) is by_name  # and is refused
+
+
+def test_sgd_with_momentum_steps_what_gets_its_first_gradient_later_than_others() -> None:
+    class Drops(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.later = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+            self.n_steps = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n_steps += 1
+            return self.always(x) + (self.later(x) if self.n_steps > 2 else 0.0)
+
+    def optimizer(parameters: Any, config: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((32, 4)).astype("f4"), "y": rng.integers(0, 2, 32)}
+    losses = []
+    for fused in ("auto", False):
+        it = TorchWorkload(
+            lambda config: Drops(), torch.nn.functional.cross_entropy, optimizer,
+            batch_size=4, fused=fused,
+        )  # fmt: skip
+        shard = it.prepare(arrays)
+        losses.append(it.train(it.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0)).loss)
+    assert losses[0] == pytest.approx(losses[1])

@@ -448,3 +448,22 @@ def test_several_models_are_the_mean_of_their_logits() -> None:
     with torch.inference_mode():
         mean = workload.ensemble(models)(input_ids=ids).logits
         assert torch.equal(mean, (models[0](ids).logits + models[1](ids).logits) / 2)
+
+
+def test_an_evaluation_that_ran_out_of_memory_is_tried_with_half_the_samples_at_once() -> None:
+    sizes: list[int] = []
+
+    def counted(config: Any) -> Any:
+        model = without_dropout(config)
+        model.register_forward_pre_hook(
+            lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+        )
+        return model
+
+    work = lm(model=counted, eval_batch_size=8)
+    state, shard = work.init({"lr": 0.01}, 0), work.prepare(tokens(0))
+    sizes.clear()
+    for halved in (work, work.halved(1)):
+        halved.evaluate(state, shard, {"lr": 0.01})
+        assert max(sizes) == halved.at_once({"lr": 0.01}, "evaluate")
+        sizes.clear()

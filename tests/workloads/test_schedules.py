@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
 
+import dagsel
 from dagsel.errors import WorkloadError
 from dagsel.flow import Goal
 from dagsel.state import State
@@ -237,3 +239,21 @@ class TestPlateau(WorkloadSuite):
 
     def make_arrays(self, seed: int) -> dict[str, Any]:
         return arrays(seed)
+
+
+@given(
+    before=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    now=st.lists(st.integers(1, 60), min_size=1, max_size=12),
+)
+def test_a_refit_steps_as_often_an_epoch_as_the_search(before: list[int], now: list[int]) -> None:
+    it = dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, torch.optim.SGD,
+        batch_size=4, lr_scheduler=lambda optimizer, config: ExponentialLR(optimizer, 0.9),
+        lr_scheduler_interval="step",
+    ).refitting(before, now)  # fmt: skip
+    steps = 0
+    for shard in range(len(now)):
+        batches: Any = SimpleNamespace(cursor=SimpleNamespace(shard=shard))
+        it._step_by_batch(SimpleNamespace(step=None), batches, {})
+        steps += batches.n_after
+    assert steps == sum(-(-n // 4) for n in before)

@@ -267,7 +267,8 @@ class HFWorkload(TorchWorkload):
             # Not the trial's numbers: what a collator masks would differ from epoch to epoch.
             seed_streams(0, torch=True)
             with torch.no_grad(), multiplying(self.precision, device_of(shard)):
-                parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
+                size = self.at_once(config, "evaluate") or self.eval_batch_size
+                parts = evaluation_batches(shard, config, size, self._making)
                 pool = Pool(over_set) if over_set else None
                 n_samples, kept = score(scored[0].eval(), parts, self._passes, of_labels, pool)
         return Evaluated(n_samples, {}, kept)

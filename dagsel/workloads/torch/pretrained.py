@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import os
 import tempfile
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+import cloudpickle
 import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
@@ -19,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
-from dagsel.workloads.random_streams import preserved_streams, seed_streams
+from dagsel.workloads.random_streams import own_streams, preserved_streams, seed_streams
 from dagsel.workloads.torch.build import build_unfilled
 from dagsel.workloads.torch.frozen import BaseBuffer, checksums
 
@@ -86,11 +89,19 @@ class Base:
         self.files = tuple(os.fspath(path) for path in paths)
         self._sha256 = None if digests is None else tuple(digest.lower() for digest in digests)
         self._digest: str | None = None
+        self._form: str | None = None  # of `model`, as it was where the search began
         self._loaded: dict[torch.device, _Loaded] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without what is loaded, and with its digest."""
-        return {**vars(self), "_digest": self.digest, "_loaded": {}}
+        """Travel without what is loaded, and with its digest and its form."""
+        return {**vars(self), "_digest": self.digest, "_form": self._key, "_loaded": {}}
+
+    @property
+    def _key(self) -> str:
+        """Text that differs where `model` makes another module, be it of the same weights."""
+        if self._form is None:
+            self._form = _form_of(self.model)
+        return self._form
 
     @property
     def digest(self) -> str:
@@ -127,6 +138,12 @@ class Base:
         place = tensor.untyped_storage().data_ptr()
         return any(place in loaded.places for loaded in self._loaded.values())
 
+    def has_kept(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter that lies in the shared copy is as it was loaded."""
+        (told,) = checksums([parameter])
+        place = parameter.data_ptr()
+        return all(loaded.sums.get(place, told) == told for loaded in self._loaded.values())
+
     def is_intact(self) -> bool:
         """Whether the shared copies are as they were loaded."""
         return all(loaded.is_intact() for loaded in self._loaded.values())
@@ -138,7 +155,7 @@ class Base:
 
     def load(self, device: torch.device | None = None) -> _Loaded:
         """Load it to a device, if it is not there; the CPU by default."""
-        with _loading:
+        with own_streams(), _loading:  # in this order, as in a unit
             return self._load(device or _HOST)
 
     def _load(self, device: torch.device) -> _Loaded:
@@ -154,13 +171,13 @@ class Base:
                 )
             self._digest = digest
             loaded = _Loaded(module.to(device))
-            _held[digest, device] = loaded
+            _held[digest, self._key, device] = loaded
         self._loaded[device] = loaded
         return loaded
 
     def _held_on(self, device: torch.device) -> _Loaded | None:
         """Return what is loaded on a device, as it was loaded."""
-        loaded = None if self._digest is None else _held.get((self._digest, device))
+        loaded = None if self._digest is None else _held.get((self._digest, self._key, device))
         return None if loaded is None or loaded.is_spoiled else loaded
 
     def _read(self) -> tuple[torch.nn.Module, str]:
@@ -201,7 +218,8 @@ class _Loaded:
     def __init__(self, module: torch.nn.Module) -> None:
         self.is_spoiled = False  # somebody has changed it
         self._module = module.requires_grad_(requires_grad=False)
-        self._sums = checksums(module.parameters())
+        places = [parameter.data_ptr() for parameter in module.parameters()]
+        self.sums = dict(zip(places, checksums(module.parameters()), strict=True))
         self.places = {p.untyped_storage().data_ptr() for p in module.parameters()}
 
     def copied(self) -> torch.nn.Module:
@@ -217,14 +235,14 @@ class _Loaded:
 
     def is_intact(self) -> bool:
         """Whether its parameters are as they were loaded."""
-        return checksums(self._module.parameters()) == self._sums
+        return checksums(self._module.parameters()) == [*self.sums.values()]
 
 
 _HOST = torch.device("cpu")
 #: Threads load one after the other: random numbers that fill a base belong to the process.
 _loading = threading.Lock()
 #: What is loaded in this process, as long as some workload uses it.
-_held: weakref.WeakValueDictionary[tuple[str, torch.device], _Loaded]
+_held: weakref.WeakValueDictionary[tuple[str, str, torch.device], _Loaded]
 _held = weakref.WeakValueDictionary()
 #: That of a shared copy, by each buffer that is a copy of it.
 _originals = WeakTensorKeyDictionary()
@@ -245,9 +263,33 @@ def own_what_trains(module: torch.nn.Module, base: Base | None) -> None:
             f"nothing trains: every parameter that {what} returns has requires_grad=False; call "
             "requires_grad_(True) on the modules that are to train, or add some"
         )
-    for parameter in trained:
-        if base is not None and base.holds(parameter):
-            parameter.data = parameter.data.clone()
+    shared = [] if base is None else [it for it in trained if base.holds(it)]
+    if base is not None and not all(map(base.has_kept, shared)):
+        base.forget()
+        raise WorkloadError(
+            "model(config, base) has written into weights of the base, which all trials of a "
+            "process share: make a new layer in the place of one that is to begin anew, as by "
+            "base.head = torch.nn.Linear(...), or give it numbers of its own first, by "
+            "weight.data = weight.data.clone()"
+        )
+    for parameter in shared:
+        parameter.data = parameter.data.clone()
+
+
+class _Form(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes an object without the numbers of its tensors."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return ("tensor", obj.dtype, obj.shape) if isinstance(obj, torch.Tensor) else None
+
+
+def _form_of(model: Any) -> str:
+    with io.BytesIO() as file:
+        try:
+            _Form(file).dump(model)
+        except Exception:  # noqa: BLE001 - what cannot be sent shares with nothing
+            return uuid.uuid4().hex
+        return hashlib.sha256(file.getvalue()).hexdigest()
 
 
 def _digest_of(module: torch.nn.Module) -> str:

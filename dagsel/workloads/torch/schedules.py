@@ -103,8 +103,11 @@ class FollowsMetrics:
             for each in self._n_samples
         )
         shard = batches.cursor.shard
-        is_alike = len(before) == len(now)
-        batches.n_after = before[shard] if is_alike else now[shard] * sum(before) // sum(now)
+        if len(before) == len(now):
+            batches.n_after = before[shard]
+        else:  # rounded so that all shards have as many together
+            first, last = (sum(now[:end]) * sum(before) // sum(now) for end in (shard, shard + 1))
+            batches.n_after = last - first
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         raise NotImplementedError

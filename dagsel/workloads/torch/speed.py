@@ -190,11 +190,12 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 def _fuse_what_fits(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Step each group by the fused kernel if its gradients lie in memory as its parameters do.
 
-    The kernel does not look at their strides, and has no sparse gradients. This depends on the
-    present gradients alone, so a unit that was cut into pieces steps as an uncut one.
+    The kernel does not look at their strides, and has no sparse gradients, and that of SGD wants a
+    momentum of all or of none. This depends on the present gradients and the optimizer's state
+    alone, so a unit that was cut into pieces steps as an uncut one.
     """
     for group in optimizer.param_groups:
-        fits = True
+        fits = not (group.get("momentum") and _is_in_part(optimizer, group["params"]))
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is not None and (
@@ -204,6 +205,13 @@ def _fuse_what_fits(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if fits and not group["fused"]:
             _put_counts(optimizer, group["params"], fuses=True)  # other kernels may have begun them
         group["fused"] = True if fits else None
+
+
+def _is_in_part(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> bool:
+    """Whether some of the parameters that step have a momentum, and some have none yet."""
+    state, nothing = optimizer.state, dict[str, Any]()
+    step = (state.get(it, nothing) for it in parameters if it.grad is not None)
+    return len({of_it.get("momentum_buffer") is None for of_it in step}) > 1
 
 
 def can_record(optimizer: torch.optim.Optimizer) -> bool:
