@@ -36,19 +36,23 @@ class Goal:
     --------
     >>> Goal("f1", "maximize").loss(0.75)
     -0.75
+    >>> Goal("ms", "minimize").loss(float("-inf"))
+    inf
     """
 
     metric: str
     direction: Direction
 
     def loss(self, value: float) -> float:
-        """Return the value, negated if larger is better: smaller is better afterwards.
+        """Return a value that is better when smaller; NaN and infinities become the worst.
 
         Parameters
         ----------
         value
             A value of the metric.
         """
+        if not math.isfinite(value):
+            return math.inf
         return value if self.direction == "minimize" else -value
 
 
@@ -107,9 +111,7 @@ class Context:
         >>> Context(n_workers=1).loss(float("-inf"))
         inf
         """
-        if not math.isfinite(value):
-            return math.inf
-        return value if self.direction == "minimize" else -value
+        return Goal("", self.direction).loss(value)
 
     def losses(self, report: Reported) -> tuple[float, ...]:
         """Return the `loss` of each metric that the search is about.
@@ -128,8 +130,7 @@ class Context:
         """
         if not self.goals:
             return (self.loss(report.value),)
-        values = ((goal, report.metrics[goal.metric]) for goal in self.goals)
-        return tuple(goal.loss(v) if math.isfinite(v) else math.inf for goal, v in values)
+        return tuple(goal.loss(report.metrics[goal.metric]) for goal in self.goals)
 
 
 @dataclass(frozen=True, slots=True)

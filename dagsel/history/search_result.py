@@ -77,8 +77,9 @@ class Result:
 
         These are the trials that have ended and that no other trial beats: none is at least as good
         in all metrics and better in one. Trials that break a constraint are left out. They are
-        those of Optuna's ``study.best_trials``, sorted by the first metric, the best first. A trial
-        that was stopped by a procedure counts as complete if no trial that had ended was better.
+        those of Optuna's ``study.best_trials``, sorted by the first metric, the best first; but an
+        infinite value counts as the worst here, whatever its sign. A trial that was stopped by a
+        procedure counts as complete if no trial that had ended was better.
 
         Raises
         ------

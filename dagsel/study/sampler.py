@@ -113,7 +113,8 @@ class SamplerStudy:
     it is live, and else hidden. A failed trial is hidden. A trial that others completed before the
     run, without epochs, is always shown with its value. Values after more than `max_epochs` epochs,
     at which a trial of this run ends, are not compared. In a study with several directions all this
-    is meant of lists of values.
+    is meant of lists of values. An infinite value is shown as the worst of its metric, as
+    procedures rank it: a sampler would take -inf for the best loss there is.
     """
 
     def __init__(self, study: optuna.Study, run: str, max_epochs: int | None = None) -> None:
@@ -125,6 +126,8 @@ class SamplerStudy:
             self._id = self._storage.create_new_study(study.directions, study.study_name)
         self._study = optuna.Study(study.study_name, self._storage, study.sampler, NopPruner())
         self._is_several = len(study.directions) > 1  # of such runs a study has no reports
+        is_least = [direction == StudyDirection.MINIMIZE for direction in study.directions]
+        self._worst = [math.inf if least else -math.inf for least in is_least]
         self._bases: list[FrozenTrial] = []
         self._running: set[int] = set()
         self._finals: dict[int, list[float]] = {}
@@ -157,7 +160,7 @@ class SamplerStudy:
                 for epoch, value in _epochs(trial):
                     self.report(number, epoch, value)
             elif trial.state == TrialState.COMPLETE and trial.values is not None:
-                self._finals[number] = trial.values
+                self._finals[number] = self._ranked(trial.values)
 
     def _has_reports(self, trial: FrozenTrial) -> bool:
         is_dagsels = RUN in trial.user_attrs and trial.state != TrialState.FAIL
@@ -179,8 +182,12 @@ class SamplerStudy:
             return
         reports = self._reports.setdefault(number, {})
         self._n_at[epoch] += epoch not in reports
-        reports[epoch] = list(values)
+        reports[epoch] = self._ranked(values)
         self._changed.add(number)
+
+    def _ranked(self, values: Sequence[float]) -> list[float]:
+        pairs = zip(values, self._worst, strict=True)
+        return [value if math.isfinite(value) else worst for value, worst in pairs]
 
     def end(self, number: int, *, failed: bool, system_attrs: Mapping[str, Any]) -> None:
         """Note that a trial has ended, and what the sampler has noted on it since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from typing import Any, TypeAlias
 
@@ -84,7 +85,8 @@ def play(
 
 
 def study_of(record: Record, directions: list[Direction]) -> optuna.Study:
-    """Tell a study what the run would have told it."""
+    """Tell a study what the run would have told it, with infinite values as the worst."""
+    worst = [math.inf if one == "minimize" else -math.inf for one in directions]
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(directions=directions)
@@ -93,7 +95,9 @@ def study_of(record: Record, directions: list[Direction]) -> optuna.Study:
         if trial.state == "failed":
             study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
             continue
-        values = list(trial.values) if trial.state == "complete" else None
+        pairs = zip(trial.values, worst, strict=False)
+        ranked = [value if math.isfinite(value) else bad for value, bad in pairs]
+        values = ranked if trial.state == "complete" else None
         broken = {"constraints:c": 1.0} if not trial.is_feasible else {}
         told = optuna.trial.create_trial(
             state=TOLD[trial.state], values=values, system_attrs=broken
@@ -104,12 +108,14 @@ def study_of(record: Record, directions: list[Direction]) -> optuna.Study:
 
 ALL: tuple[float, ...] = (0.1, 0.1, 0.1)
 BROKEN: list[Step] = [("epoch", 0, ALL), ("prune", 0, ALL)]
+LOST: list[Step] = [("epoch", 0, (-math.inf,) * 3), ("epoch", 1, ALL), ("complete", 0, ALL)]
 EARLY: list[Step] = [("epoch", 1, (0.4,) * 3), ("complete", 1, ALL), *BROKEN]
 
 
 @given(steps, directions, infeasible)
 @example(BROKEN, ["minimize", "minimize"], {0})  # chance seldom has them
 @example(EARLY, ["minimize", "maximize"], set())
+@example([*LOST, ("complete", 1, ALL)], ["minimize", "minimize"], set())
 @settings(deadline=None)
 def test_the_front_is_what_no_other_ended_trial_beats_and_that_of_the_study(
     steps: list[Step], directions: list[Direction], infeasible: set[int]
@@ -117,7 +123,10 @@ def test_the_front_is_what_no_other_ended_trial_beats_and_that_of_the_study(
     record, last, ends = play(steps, directions, infeasible)
     signs = [1 if one == "minimize" else -1 for one in directions]
     losses = {
-        number: tuple(sign * v for sign, v in zip(signs, values, strict=True))
+        number: tuple(
+            sign * one if math.isfinite(one) else math.inf
+            for sign, one in zip(signs, values, strict=True)
+        )
         for number, values in last.items()
         if ends.get(number) != "failed" and number not in infeasible
     }

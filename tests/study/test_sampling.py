@@ -242,6 +242,36 @@ def test_nan_is_not_shown() -> None:
     assert spy.seen == [("RUNNING", None), ("COMPLETE", math.inf)]
 
 
+@pytest.mark.parametrize(("direction", "worst"), [("minimize", math.inf), ("maximize", -math.inf)])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_an_infinite_value_is_shown_as_the_worst_and_kept_as_it_is(
+    value: float, direction: str, worst: float
+) -> None:
+    spy = Spy()
+    study = make_study(spy, direction=direction)
+    study.add_trial(create_trial(value=value))
+    driver = StudyDriver(study, one_float, "loss")
+    driver.ask(1, "study")
+    driver.report(1, 1, value)
+    driver.ask(1, "study")
+    assert spy.seen == [("COMPLETE", worst), ("COMPLETE", worst)]
+    driver.complete(1, value)
+    assert [trial.value for trial in study.trials[:2]] == [value, value]
+    assert study.trials[1].intermediate_values == {0: value}
+
+
+def test_of_several_metrics_an_infinite_value_is_shown_as_the_worst_of_its_direction() -> None:
+    sampler = TPESampler(seed=0, n_startup_trials=2)
+    study = make_study(sampler, directions=["minimize", "maximize"])
+    driver = StudyDriver(study, one_float, "loss")
+    driver.ask(5, "study")
+    for number, values in enumerate([(-math.inf, math.inf), (0.1, math.inf), (0.2, 0.2)]):
+        driver.report(number, 1, *values)
+    driver.ask(1, "study")
+    shown = [trial.values for trial in driver._view._study.get_trials(deepcopy=False)][:3]
+    assert shown == [[math.inf, -math.inf], [0.1, -math.inf], [0.2, 0.2]]
+
+
 def test_what_the_sampler_notes_on_a_trial_it_sees_later() -> None:
     class Noting(RandomSampler):
         def sample_independent(self, study: Any, trial: Any, *args: Any) -> Any:
