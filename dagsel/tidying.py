@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from dagsel.errors import CheckpointError
-from dagsel.history.live import config_kept, params_kept
+from dagsel.history.live import config_kept
 from dagsel.history.record import Record
 from dagsel.storage import RunDir
 
@@ -23,7 +23,7 @@ def tidy(record: Record, folder: RunDir) -> None:
     if record.top:
         winners = [(best, record.trials[best.trial]) for best in record.top]
         about = [
-            {**asdict(b), "params": params_kept(record, t), "config": config_kept(record, t)}
+            {**asdict(b), "params": t.params_kept, "config": config_kept(record, t)}
             for b, t in winners
         ]
         if record.goals:

@@ -13,7 +13,7 @@ from dagsel.driver.protocols import Engine
 from dagsel.driver.recovery import StoredStates
 from dagsel.errors import SearchError
 from dagsel.flow import Traits
-from dagsel.history.live import live_trial, params_now
+from dagsel.history.live import live_trial
 from dagsel.history.record import Record
 from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
@@ -100,7 +100,7 @@ class Commands:
                 f"trial {source.number} has not ended an epoch yet, so there is no state to clone: "
                 "wait for its first epoch, or add a trial"
             )
-        fixed, config = self.study.complete_params(changes, over=params_now(self.record, source))
+        fixed, config = self.study.complete_params(changes, over=source.params_now)
         self.check(config)
         self.stored.check_clone(source, config)
         return AddTrial(fixed, max(1, self._n_epochs - len(source.epochs)), source.number)

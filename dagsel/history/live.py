@@ -6,7 +6,7 @@ from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.history.record import Record
-from dagsel.history.trial import Lineage, TrialRecord
+from dagsel.history.trial import TrialRecord
 
 
 def live_trial(record: Record, number: int, what: str) -> TrialRecord:
@@ -31,30 +31,6 @@ def live_trial(record: Record, number: int, what: str) -> TrialRecord:
     return trial
 
 
-def params_now(record: Record, trial: TrialRecord) -> dict[str, Any]:
-    """Return the parameters that a trial has now: some searches change those that were drawn.
-
-    Examples
-    --------
-    >>> record = Record("run", trials={0: TrialRecord(0, {}, {"lr": 0.1})})
-    >>> params_now(record, record.trials[0])
-    {'lr': 0.1}
-    """
-    return _params(record, trial.lineage)
-
-
-def params_kept(record: Record, trial: TrialRecord) -> dict[str, Any]:
-    """Return the parameters that the state of a trial was trained with that it is worth.
-
-    Examples
-    --------
-    >>> record = Record("run", trials={0: TrialRecord(0, {}, {"lr": 0.1})})
-    >>> params_kept(record, record.trials[0])
-    {'lr': 0.1}
-    """
-    return _params(record, trial.kept_lineage)
-
-
 def config_kept(record: Record, trial: TrialRecord) -> dict[str, Any]:
     """Return the configuration that the state of a trial was trained with that it is worth.
 
@@ -64,13 +40,8 @@ def config_kept(record: Record, trial: TrialRecord) -> dict[str, Any]:
     >>> config_kept(record, record.trials[0])
     {'lr': 0.1}
     """
-    root, changes = trial.kept_lineage
-    return {**record.trials[root].drawn, **changes}
-
-
-def _params(record: Record, lineage: Lineage) -> dict[str, Any]:
-    drawn = dict(record.trials[lineage.root].params)
-    return drawn | {name: value for name, value in lineage.changes.items() if name in drawn}
+    lineage = trial.kept_lineage
+    return {**record.trials[lineage.root].drawn, **lineage.changes}
 
 
 def epochs_behind(record: Record, number: int, epoch: int) -> tuple[int, tuple[float, ...]]:

@@ -14,6 +14,7 @@ from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.errors import DatasetError, RunDirError, SearchError, WorkloadError
 from dagsel.history.exports import Exported, ExportFolder
+from dagsel.history.live import config_kept
 from dagsel.history.record import Best
 from dagsel.history.search_result import Result as Result
 from dagsel.history.settings import open_data
@@ -389,11 +390,13 @@ class Run(Result):
                 f"Trial {best.trial} of study {self.study.study_name} after {best.epoch} epochs: "
                 f"{', '.join(f'{metric} {value:.6g}' for metric, value in values.items())}"
             )
-            epochs = {epoch.epoch: dict(epoch.metrics) for epoch in trial.epochs}
+            # Of a state that was copied or scored in the middle of an epoch the others are unknown.
+            epochs = {e.epoch: dict(e.metrics) for e in trial.epochs if e.value == best.value}
             told = {"metric": self.metric, "value": best.value, "epoch": best.epoch}
             told |= {"trial": best.trial, "metrics": epochs.get(best.epoch, {})}
-            labels = {name: trial.params[name] for name in trial.config if name in trial.params}
-            config = labels | plain_part(trial.config)
+            kept, params = config_kept(self.record, trial), trial.params_kept
+            labels = {name: params[name] for name in kept if name in params}
+            config = labels | plain_part(kept)
             files = workload.export(self._model(best), config, about)
             files |= {f"{of}.json": json.dumps(each, indent=1).encode() for of, each in names}
             models[name] = Exported(told, files)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.history import tables
-from dagsel.history.live import params_kept
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
 from dagsel.history.plots import Plots
@@ -121,7 +120,7 @@ class Result:
         The study keeps those that were drawn first. A choice such as a class or a tuple stands
         under its name.
         """
-        return params_kept(self.record, self.record.trials[self.best.trial])
+        return self.record.trials[self.best.trial].params_kept
 
     @property
     def best_value(self) -> float:
@@ -203,7 +202,9 @@ class Result:
     def top(self, n: int = 3) -> list[TrialRecord]:
         """Return the best trials, best first, as `leaderboard` ranks them.
 
-        Each has its ``number``, ``params``, ``config``, ``value``, ``state`` and ``epochs``.
+        Each has its ``number``, ``params``, ``config``, ``value``, ``state`` and ``epochs``. Where
+        a search changes parameters, as `PBT` does, ``params`` are those that were drawn first, and
+        ``params_kept`` those that the value was trained with.
 
         Parameters
         ----------

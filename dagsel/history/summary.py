@@ -38,7 +38,7 @@ def summary_html(head: str, metric: str, record: Record) -> str:
             str(len(trial.epochs)),
             trial.state,
         ]
-        config = escape(shown_config(trial.params))
+        config = escape(shown_config(trial.params_kept))
         curve = spark([epoch.value for epoch in trial.epochs])
         known = "".join(f"<td>{cell}</td>" for cell in cells)
         rows += f'<tr>{known}<td>{curve}</td><td style="text-align:left">{config}</td></tr>'

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dagsel.dispatch.units import Unit
-from dagsel.history.live import params_kept
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import UnitRecord
@@ -84,7 +83,7 @@ def _board(record: Record, metric: str, trials: Sequence[TrialRecord]) -> pd.Dat
         known += [trial.number in front] if metrics else []
         row = dict(zip(columns, known, strict=True))
         row |= {"feasible": trial.is_feasible} if is_constrained else {}
-        params = params_kept(record, trial).items()
+        params = trial.params_kept.items()
         rows.append(row | {f"param_{name}" if name in row else name: v for name, v in params})
     return frame(rows, None if rows else columns)
 

@@ -45,6 +45,8 @@ class Adoption:
     root: int  # the trial whose drawn configuration lies under it
     config: Mapping[str, Any]  # all that differs from that
     value: float  # the metric of that state
+    # The parameters that were drawn for that trial.
+    drawn_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lineage(NamedTuple):
@@ -52,6 +54,12 @@ class Lineage(NamedTuple):
 
     root: int  # the trial
     changes: Mapping[str, Any]
+    drawn_params: Mapping[str, Any]  # the parameters that were drawn for it
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters: those that were drawn, as far as they were not changed."""
+        return {name: self.changes.get(name, value) for name, value in self.drawn_params.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,7 @@ class TrialRecord:
         n = len(self.epochs)
         told = [f"{self.state} after {n} epoch{'s' * (n != 1)}"]
         told += [] if self.value is None else [f"value {self.value:.4g}"]
-        told += [f"{name}={value!r}" for name, value in self.params.items()]
+        told += [f"{name}={value!r}" for name, value in self.params_kept.items()]
         why = f": {self.why}" if self.why and self.state != "complete" else ""
         return f"<trial {self.number}: {', '.join(told)}{why}>"
 
@@ -311,10 +319,10 @@ class TrialRecord:
         """
         # One without epochs was drawn for that, with a configuration of its own.
         under = origin if self.epochs else self
-        root, before = origin.lineage if self.epochs else Lineage(self.number, {})
+        root, before, drawn = origin.lineage if self.epochs else self._own
         source = (origin.number, len(origin.epochs), root)
         changes, value = {**before, **config}, origin.last_values[0]
-        self.adoptions.append(Adoption(len(self.epochs), *source, changes, value))
+        self.adoptions.append(Adoption(len(self.epochs), *source, changes, value, drawn))
         if self.epochs:
             self.is_scored, self.last_values = False, origin.last_values
             self.last_lineage = origin.last_lineage or origin.lineage
@@ -324,13 +332,34 @@ class TrialRecord:
     @property
     def lineage(self) -> Lineage:
         """What it trains with now."""
-        last = self.adoptions[-1] if self.adoptions else None
-        return Lineage(self.number, {}) if last is None else Lineage(last.root, last.config)
+        return self._lineage(self.adoptions)
+
+    @property
+    def _own(self) -> Lineage:
+        return Lineage(self.number, {}, self.params)
+
+    def _lineage(self, adoptions: Sequence[Adoption]) -> Lineage:
+        last = adoptions[-1] if adoptions else None
+        return self._own if last is None else Lineage(last.root, last.config, last.drawn_params)
+
+    def params_at(self, epoch: int) -> dict[str, Any]:
+        """Return the parameters that an epoch was trained with."""
+        return self._lineage([it for it in self.adoptions if it.after < epoch]).params
 
     @property
     def kept_lineage(self) -> Lineage:
         """What the state was trained with that it is worth."""
         return self.lineage if self.kept is None else self.kept.lineage or self.lineage
+
+    @property
+    def params_now(self) -> dict[str, Any]:
+        """The parameters that it has now: some searches change those that were drawn."""
+        return self.lineage.params
+
+    @property
+    def params_kept(self) -> dict[str, Any]:
+        """The parameters that the state was trained with that it is worth."""
+        return self.kept_lineage.params
 
     @property
     def worth_is_copied(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dagsel.console import shown_config
 from dagsel.dispatch.description import WorkerNow
-from dagsel.history.live import params_now
+from dagsel.history.live import config_kept
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.views.facts import Facts, Gauge
@@ -55,8 +55,9 @@ class TrialRow:
         return shown_config(self.settings)
 
     @classmethod
-    def of(cls, trial: TrialRecord, record: Record) -> TrialRow:
-        """Return how a trial stands."""
+    def of(cls, trial: TrialRecord, record: Record, *, is_best: bool = False) -> TrialRow:
+        """Return how a trial stands: with its parameters of now, or those of the best value."""
+        is_now = trial.is_live and not is_best
         rests = trial.is_paused or trial.is_held or trial.paused_by_user
         epochs = len(trial.epochs)
         live_state = "paused" if rests else "training"
@@ -67,11 +68,11 @@ class TrialRow:
             trial.n_decided if trial.is_live else epochs,
             None if trial.value is None or math.isnan(trial.value) else trial.value,
             tuple(epoch.value for epoch in trial.epochs),
-            trial.config,
+            trial.config if is_now else config_kept(record, trial),
             trial.why_short,
             trial.progress(record.n_shards) if trial.is_live else epochs,
             trial.paused_by_user,
-            params_now(record, trial),
+            trial.params_now if is_now else trial.params_kept,
         )
 
 
@@ -103,7 +104,7 @@ class Snapshot:
         """Return how a search stands; without `facts` only what the record holds."""
         facts = facts or Facts()
         leading = record.leading
-        best = None if leading is None else TrialRow.of(leading, record)
+        best = None if leading is None else TrialRow.of(leading, record, is_best=True)
         trials = (TrialRow.of(trial, record) for trial in record.trials.values())
         rows = sorted(trials, key=_order(record))
         return cls(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import re
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -26,7 +30,13 @@ from dagsel.flow import (
 )
 from dagsel.history import tables
 from dagsel.history.record import Record
+from dagsel.history.report import report_page
+from dagsel.history.result import Result, Run
 from dagsel.messages import ENTRIES, BestLost, StatePlace, Turn
+from dagsel.state import State
+from dagsel.storage import RunDir
+from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.views.snapshot import Snapshot
 
 N_SHARDS, N_TRIALS = 2, 4
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, float("inf"), float("-inf")])
@@ -234,3 +244,75 @@ def test_a_pruned_trial_that_another_one_surpasses_is_pruned() -> None:
     assert [record.trials[number].state for number in (0, 1)] == ["pruned", "failed"]
     assert record.best is not None
     assert record.best.trial == 0, "and yet it is what is left"
+
+
+def copied() -> Record:
+    """A search whose best trial is worth what it has copied: drawn 0.5, copied 0.1, now 0.2."""
+    record = Record("run", N_SHARDS, "maximize", "best")
+    params = {0: {"lr": 0.1}, 1: {"lr": 0.5}}
+    record.add(turn(Asked((0, 1)), Train(0, 1), Train(1, 1), params=params))
+    record.configure(params)
+    for number, value in enumerate((0.7, 0.4)):
+        record.add(turn(Reported(number, 1, value, {"f1": value}, 1.0)))
+    record.add(turn(None, Clone(0, 1, {"lr": 0.2}), Train(1, 1)))
+    record.add(turn(TrialFailed(0, "broken")))
+    return record
+
+
+def test_what_is_shown_of_a_trial_is_what_its_value_was_trained_with() -> None:
+    record, study = copied(), optuna.create_study(direction="maximize")
+    live = Snapshot.of(record, "f1", 0.0)
+    assert live.rows[0].params == live.rows[0].settings == {"lr": 0.2}, "which it trains with"
+    record.add(turn(None, Stop(1, "", "complete")))
+    ended = Snapshot.of(record, "f1", 0.0)
+    for row in (live.best, ended.best, ended.rows[0]):
+        assert row is not None
+        assert (row.number, row.value) == (1, 0.7)
+        assert row.params == row.settings == {"lr": 0.1}
+    result = Result(study, "f1", record)
+    assert result.best_params == {"lr": 0.1}
+    (best,) = result.top()
+    assert repr(best) == "<trial 1: complete after 1 epoch, value 0.7, lr=0.1>"
+    (row,) = re.findall(r"<tr>(.*?)</tr>", result._repr_html_())[1:]
+    assert row.endswith(">lr=0.1</td>")
+    page = report_page("s", "f1", record, None, None, {})
+    assert '<td data-key="0.1">0.1</td></tr>' in page
+    assert '"1":"lr=0.1"' in page
+
+
+def test_a_point_of_a_curve_has_the_parameters_of_its_epoch() -> None:
+    record = copied()
+    record.add(turn(Reported(1, 2, 0.8, {"f1": 0.8}, 1.0)))
+    result = Result(optuna.create_study(direction="maximize"), "f1", record)
+    texts = [text for line in result.plot.curves().data for text in line.text or ()]
+    first, second = (text for text in texts if text and "trial 1<" in text)
+    assert first.endswith("after 1 epochs<br>f1 0.4<br>lr=0.5")
+    assert second.endswith("after 2 epochs<br>f1 0.8<br>lr=0.2")
+
+
+class Writes(SyntheticWorkload):
+    """Writes the configuration of a model."""
+
+    def ensemble(self, models: Any) -> Any:
+        raise NotImplementedError
+
+    def export(self, model: Any, config: Any, about: str) -> dict[str, bytes]:
+        return {"config.json": json.dumps(config).encode()}
+
+    def restore(self, state: Any, config: Any) -> Any:
+        return None
+
+
+def test_an_export_has_no_metrics_of_another_state_than_the_kept_one(tmp_path: Path) -> None:
+    record, study = copied(), optuna.create_study(direction="maximize")
+    record.add(turn(None, Stop(1, "", "complete")))
+    run = Run(study, "f1", record, Writes(), RunDir(f"memory://{uuid.uuid4().hex}"))
+    place = (run.best.trial, run.best.epoch, run.best.position)
+    run.run_dir.states.save(*place, bytes(State.pack({}, {}).buffer), {})
+    (folder,) = map(Path, run.export(tmp_path / "models"))
+    told = json.loads((folder / "metrics.json").read_text())
+    assert (told["value"], told["metrics"]) == (0.7, {})
+    assert json.loads((folder / "config.json").read_text()) == {"lr": 0.1}
+    record.trials[1].epochs[0] = replace(record.trials[1].epochs[0], value=0.7)
+    run.export(tmp_path / "models", overwrite=True)
+    assert json.loads((folder / "metrics.json").read_text())["metrics"] == {"f1": 0.4}

@@ -64,14 +64,14 @@ _HOVER = {"mode": "lines+markers", "marker_size": 4, "hovertemplate": "%{text}<e
 
 
 def _points(trial: TrialRecord, searched: str, metric: str, x: str) -> dict[str, list[Any]]:
-    config = plain(shown_config(trial.params))
     ys = [_value(epoch, searched, metric) for epoch in trial.epochs]
     return {
         "x": [epoch.epoch if x == "epochs" else epoch.seconds for epoch in trial.epochs],
         "y": ys,
         "text": [
             f"<b>trial {trial.number}</b> ({trial.state}) after {epoch.epoch} epochs<br>"
-            f"{plain(metric)} {y:.4g}<br>{config}"
+            f"{plain(metric)} {y:.4g}<br>"
+            f"{plain(shown_config(trial.params_at(epoch.epoch)))}"
             for epoch, y in zip(trial.epochs, ys, strict=True)
         ],
     }

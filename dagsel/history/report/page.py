@@ -115,7 +115,7 @@ def _data(
         "best": best,
         "colours": colours(record),
         "states": {trial.number: trial.state for trial in record.trials.values()},
-        "configs": {t.number: shown_config(t.params) for t in record.trials.values()},
+        "configs": {t.number: shown_config(t.params_kept) for t in record.trials.values()},
         "curves": sorted((c for c in curves if c[1]), key=lambda c: c[0] in best),
         "workers": list(names.values()),
         "end": max((bar.end for bar in done), default=1.0),
@@ -216,7 +216,7 @@ def _row(
     values: list[float | None] = [*trial.values] or [None] * n_metrics
     after = trial.kept.epochs if trial.kept is not None else None
     dot = f'<i class="dot" style="background:{colour[trial.number]}"></i>'
-    last = trial.epochs[-1].value if trial.epochs else ""
+    last, kept = trial.epochs[-1].value if trial.epochs else "", trial.params_kept
     cells = [
         f'<td data-key="{trial.number}">{dot}{trial.number}</td>',
         *map(_cell, values),
@@ -225,7 +225,7 @@ def _row(
         f'<td class="text" title="{escape(trial.reason, quote=True)}">{trial.state}</td>',
         f'<td class="text" data-key="{last}">{spark([e.value for e in trial.epochs])}</td>',
         _cell(busy_s),
-        *(_cell(trial.params.get(name)) for name in params),
+        *(_cell(kept.get(name)) for name in params),
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
