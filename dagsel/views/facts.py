@@ -101,16 +101,17 @@ class Facts:
         found = []
         if limits.deadline_s is not None:
             found.append(Gauge.of("time", record.seconds, limits.deadline_s, clock))
-        price = self.price_per_worker_hour
-        if price is None and record.money is None:
-            found.append(Gauge.of("workers' time", record.worker_seconds, limits.budget_s, span))
-            return tuple(found)
-        per_s = 0.0 if price is None else price / 3600
-        money = record.worker_seconds * per_s if record.money is None else record.money
-        most = limits.budget_money
-        if most is None and limits.budget_s is not None:
-            most = limits.budget_s * per_s
-        found.append(Gauge.of("cost", money, most, self._money))
+        worked = Gauge.of("workers' time", record.worker_seconds, limits.budget_s, span)
+        if record.money is not None:  # pools: what a worker-second costs differs
+            found += [worked] if limits.budget_money is None and worked.limit else []
+            found.append(Gauge.of("cost", record.money, limits.budget_money, self._money))
+        elif self.price_per_worker_hour is None:
+            found.append(worked)
+        else:
+            per_s, most = self.price_per_worker_hour / 3600, limits.budget_money
+            if most is None and limits.budget_s is not None:
+                most = limits.budget_s * per_s
+            found.append(Gauge.of("cost", record.worker_seconds * per_s, most, self._money))
         return tuple(found)
 
     def _money(self, amount: float) -> str:

@@ -21,6 +21,7 @@ from dagsel.errors import ClusterError
 from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.messages import Turn, UnitRecord
+from dagsel.steering import SetLimits
 from dagsel.views.displays import line
 from dagsel.views.facts import Facts
 from dagsel.views.progress import SPARING, SearchProgress, Terminal
@@ -405,3 +406,20 @@ def test_nobody_has_to_look_on(how: Progress, error: Exception, n_writes: int) -
         for _ in range(3):
             progress.update(record)
             progress._due = 0.0
+
+
+def test_a_budget_of_workers_time_is_shown_as_that_where_workers_differ_in_price() -> None:
+    record = make_record()
+    record.worker_seconds, record.money = 2700.0, 0.30
+    facts = Facts(SetLimits(budget_s=3000.0), price_per_worker_hour=3.6, currency="USD")
+    told = "workers' time 45 min of 50 min, 5 min left", "cost 0.30 USD"
+    assert tuple(map(str, facts.gauges(record))) == told
+    assert " · ".join(told) in Snapshot.of(record, "loss", 1.0, facts).head
+    facts.limits = SetLimits(budget_money=3.0)
+    assert [str(gauge) for gauge in facts.gauges(record)] == [
+        "cost 0.30 USD of 3.00 USD, 2.70 USD left"
+    ]
+    facts.limits, record.money = SetLimits(budget_s=3000.0), None
+    assert [str(gauge) for gauge in facts.gauges(record)] == [
+        "cost 2.70 USD of 3.00 USD, 0.30 USD left"
+    ]
