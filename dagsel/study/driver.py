@@ -47,7 +47,7 @@ from dagsel.study.resume import (
     stand_in,
     was_never_scored,
 )
-from dagsel.study.sampler import RUN, SamplerStudy
+from dagsel.study.sampler import RUN, SamplerStudy, is_of_run
 from dagsel.study.streams import draw_seed, reseed
 
 logger = logging.getLogger("dagsel")
@@ -393,7 +393,7 @@ class StudyDriver:
         left |= {
             trial._trial_id
             for trial in self._theirs.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if trial.user_attrs.get(RUN) == self.run
+            if is_of_run(trial, self.run)
         }
         for trial_id in sorted(left):
             end_as_failed(self._theirs, trial_id, reason)

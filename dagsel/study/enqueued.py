@@ -10,19 +10,25 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.study.checks import RejectedError
 from dagsel.study.resume import REASON
-from dagsel.study.sampler import RUN
+from dagsel.study.sampler import CLAIM, RUN
 
 logger = logging.getLogger("dagsel")
 
 
 def claim(study: optuna.Study, trial: FrozenTrial, run: str) -> bool:
     """Take a trial for a run; return False if another process was faster."""
-    # Marked first: wherever the driver is interrupted, `StudyDriver.fail_live` finds it.
+    storage, trial_id = study._storage, trial._trial_id
+    # Marked first: wherever the driver is interrupted, `StudyDriver.fail_live` finds it. Another
+    # run may mark it, too. SQLite may let both begin it; the last to name itself has it.
     try:
-        study._storage.set_trial_user_attr(trial._trial_id, RUN, run)
-        return study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+        storage.set_trial_system_attr(trial_id, CLAIM + run, True)
+        if storage.set_trial_state_values(trial_id, TrialState.RUNNING):
+            storage.set_trial_user_attr(trial_id, RUN, run)
+            return bool(storage.get_trial(trial_id).user_attrs[RUN] == run)
+        storage.set_trial_system_attr(trial_id, CLAIM + run, False)
     except UpdateFinishedTrialError:
-        return False
+        pass
+    return False
 
 
 def fixed_params(trial: FrozenTrial) -> dict[str, object]:

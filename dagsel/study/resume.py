@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from dagsel.errors import SearchError
 from dagsel.study.checks import Space, configure
 from dagsel.study.labels import RecalledTrial, as_kept
-from dagsel.study.sampler import RUN
+from dagsel.study.sampler import RUN, is_of_run
 
 #: User attribute of a trial that replaces another one, which was told too early, or has ended and
 #: trains on: its number.
@@ -134,7 +134,7 @@ def match_up(
     held = {
         trial.user_attrs.get(STANDS_FOR, trial.number): trial
         for trial in theirs
-        if trial.user_attrs.get(RUN) == run
+        if is_of_run(trial, run)
     }
     n_trials = len(theirs)
     for number in sorted(trials.keys() - held.keys()):
@@ -165,8 +165,7 @@ def stand_in(study: optuna.Study, run: str, number: int) -> FrozenTrial:
     (*_, ended) = (
         trial
         for trial in study.get_trials(deepcopy=False)
-        if trial.user_attrs.get(RUN) == run
-        and trial.user_attrs.get(STANDS_FOR, trial.number) == number
+        if is_of_run(trial, run) and trial.user_attrs.get(STANDS_FOR, trial.number) == number
     )
     again = create_trial(
         state=TrialState.RUNNING,
@@ -185,7 +184,7 @@ def give_up(study: optuna.Study, run: str, trials: Mapping[int, Adopted]) -> Non
     Those that the journal does not know have failed.
     """
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial.user_attrs.get(RUN) != run:
+        if not is_of_run(trial, run):
             continue
         adopted = trials.get(trial.user_attrs.get(STANDS_FOR, trial.number))
         if adopted is None:

@@ -27,6 +27,15 @@ from dagsel.study.streams import forget_spaces, samplers
 
 #: User attribute of every trial that dagsel has drawn: the run that drew it.
 RUN = "dagsel:run"
+#: System attribute of an enqueued trial that a run is about to take; its name follows.
+CLAIM = "dagsel:claim:"
+
+
+def is_of_run(trial: FrozenTrial, run: str) -> bool:
+    """Whether a run has drawn a trial, or was interrupted while it took it."""
+    if RUN in trial.user_attrs:
+        return bool(trial.user_attrs[RUN] == run)
+    return trial.state == TrialState.RUNNING and bool(trial.system_attrs.get(CLAIM + run))
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from scipy.stats import wilcoxon
 from dagsel.errors import SearchError
 from dagsel.flow import Traits
 from dagsel.study import StudyDriver
+from dagsel.study.enqueued import claim
+from dagsel.study.resume import give_up
 
 
 def make_study(sampler: Any = None, storage: Any = None, **options: Any) -> optuna.Study:
@@ -604,6 +606,61 @@ def test_enqueued_trials_come_first_as_they_are(open_storage: Callable[[], Any])
     assert [trial.user_attrs.get("whose") for trial in study.trials][:2] == ["mine"] * 2
     driver.fail_live("the end")
     assert {trial.state for trial in study.trials} == {TrialState.FAIL}
+
+
+def test_an_enqueued_trial_that_two_runs_want_is_of_the_one_that_begins_it(
+    open_storage: Callable[[], Any],
+) -> None:
+    study = make_study(storage=open_storage())
+    study.enqueue_trial({"x": 0.5})
+    mine, other = (StudyDriver(study, one_float, "loss", run=run) for run in ("mine", "other"))
+    (waiting,) = study.trials
+    assert list(mine.ask(1, "study")[0]) == [0]
+    assert not claim(study, waiting, other.run)
+    other.fail_live("the end of the other")
+    assert study.trials[0].state == TrialState.RUNNING
+    mine.complete(0, 0.25)
+    assert (study.trials[0].value, study.trials[0].user_attrs) == (0.25, {"dagsel:run": "mine"})
+    assert not claim(study, waiting, other.run)
+
+
+def test_of_two_runs_that_a_storage_lets_begin_a_trial_one_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study = make_study()
+    study.enqueue_trial({"x": 0.5})
+    write = study._storage.set_trial_user_attr
+
+    def other_too(trial_id: int, key: str, value: str) -> None:
+        write(trial_id, key, value)
+        write(trial_id, key, "other")
+
+    monkeypatch.setattr(study._storage, "set_trial_user_attr", other_too)
+    assert not claim(study, study.trials[0], "mine")
+
+
+@pytest.mark.parametrize("end", ["fail_live", "adopt", "give_up"])
+def test_a_run_that_is_interrupted_while_it_takes_a_trial_finds_it(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study()
+    study.enqueue_trial({"x": 0.5})
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study._storage, "set_trial_user_attr", interrupted)
+        driver = StudyDriver(study, one_float, "loss", run="mine")
+        with pytest.raises(KeyboardInterrupt):
+            driver.ask(1, "study")
+    for run, state in (("other", TrialState.RUNNING), ("mine", TrialState.FAIL)):
+        again = StudyDriver(study, one_float, "loss", run=run)
+        if end == "give_up":
+            give_up(study, run, {})
+        else:
+            getattr(again, end)("the end" if end == "fail_live" else {})
+        assert study.trials[0].state == state
 
 
 def test_a_trial_that_another_adds_meanwhile_is_let_be() -> None:
