@@ -243,9 +243,9 @@ class StudyDriver:
         return self.first_step + epoch - 1
 
     def _follow(self) -> list[FrozenTrial]:
-        """Show the sampler what others have added to the study; return the enqueued trials."""
+        """Show the sampler what is new of others in the study; return the enqueued trials."""
         trials = self._theirs.get_trials(deepcopy=False)
-        self._view.extend(new := trials[len(self._view) :])
+        self._view.extend(new := self._view.news(trials))
         for trial in new:
             drawn = point(labelled(trial.params, trial.distributions))
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):

@@ -111,6 +111,11 @@ def _epochs(trial: FrozenTrial) -> list[tuple[int, float]]:
     return [(step - first + 1, value) for step, value in trial.intermediate_values.items()]
 
 
+def _stage(trial: FrozenTrial) -> tuple[TrialState, int]:
+    """Return what changes of a trial of another search until it has ended."""
+    return trial.state, len(trial.params)
+
+
 class SamplerStudy:
     """A study in memory with as many trials as the user's, for the sampler to draw in.
 
@@ -139,6 +144,7 @@ class SamplerStudy:
         self._worst = [math.inf if least else -math.inf for least in is_least]
         self._bases: list[FrozenTrial] = []
         self._running: set[int] = set()
+        self._open: dict[int, tuple[TrialState, int]] = {}  # others' that had not ended: _stage
         self._finals: dict[int, list[float]] = {}
         self._reports: dict[int, dict[int, list[float]]] = {}
         self._n_at: Counter[int] = Counter()
@@ -151,18 +157,37 @@ class SamplerStudy:
 
     # ---- What has happened.
 
+    def news(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        """Return of all trials of the user's study those for `extend`.
+
+        These are the others' that had not ended and have changed, and the ones not there yet.
+        """
+        changed = [
+            trials[number]
+            for number, stage in self._open.items()
+            if _stage(trials[number]) != stage and trials[number].user_attrs.get(RUN) != self._run
+        ]
+        return [*changed, *trials[len(self) :]]
+
     def extend(self, trials: Sequence[FrozenTrial]) -> None:
-        """Add trials of the user's study that are not there yet, in their order.
+        """Add trials of the user's study in their order, or replace those of others.
 
         Those of this run are hidden until `place` is called.
         """
         for trial in trials:
-            number = len(self)
-            self._storage.create_new_trial(self._id, as_labelled(trial))
-            self._append(self._storage.get_trial(self._trial_id(number)))
-            self._storage.put(self._as_seen(number))  # none waits there for Optuna to begin it
+            number = trial.number
+            if number < len(self):
+                self.place(number, trial)
+                self._running.discard(number)
+                forget_spaces(self._own)
+            else:
+                self._storage.create_new_trial(self._id, as_labelled(trial))
+                self._append(self._storage.get_trial(self._trial_id(number)))
+                self._storage.put(self._as_seen(number))  # none waits there for Optuna to begin it
             if trial.user_attrs.get(RUN) == self._run:
                 continue
+            if not trial.state.is_finished():
+                self._open[number] = _stage(trial)
             if trial.state == TrialState.RUNNING:
                 self._running.add(number)
             elif self._has_reports(trial):
@@ -177,6 +202,7 @@ class SamplerStudy:
 
     def place(self, number: int, trial: FrozenTrial) -> None:
         """Set what a live trial of this run was drawn with."""
+        self._open.pop(number, None)
         base = copy.copy(as_labelled(trial))
         base.number, base._trial_id = number, self._trial_id(number)
         self._storage.expect(self._id, base)

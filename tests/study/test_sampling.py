@@ -111,6 +111,43 @@ def test_the_sampler_sees_one_value_a_trial_at_the_rung_that_enough_have_reached
     assert {n for n in numbers if state[n] == "live"} <= running
 
 
+def test_the_sampler_sees_what_trials_of_other_searches_have_come_to(
+    open_storage: Callable[[], Any],
+) -> None:
+    spy = Spy()
+    study = make_study(spy, open_storage())
+    good, failed, _ = (study.ask() for _ in range(3))
+    for x in (0.1, 0.9):
+        study.enqueue_trial({"x": x})
+    driver = StudyDriver(study, one_float, "loss")
+    driver.ask(1, "study")
+    states: list[tuple[str, float | None]] = [*[("RUNNING", None)] * 4, ("FAIL", None)]
+    assert spy.seen[:3] == states[:3]
+    was_waiting = study.ask()
+    driver.ask(1, "study")
+    states[4] = ("RUNNING", None)
+    assert spy.seen == states
+    good.suggest_float("x", 0, 1)
+    study.tell(good, 0.25)
+    study.tell(failed, state=TrialState.FAIL)
+    study.tell(was_waiting, 0.75)
+    driver.ask(1, "study")
+    states[0], states[1], states[4] = ("COMPLETE", 0.25), ("FAIL", None), ("COMPLETE", 0.75)
+    assert spy.seen[:5] == states
+    assert driver._view._study.trials[0].params == good.params
+
+
+def test_what_another_search_draws_and_completes_beside_a_run_is_not_drawn_again() -> None:
+    study = make_study(RandomSampler(seed=0))
+    other = study.ask()
+    driver = StudyDriver(study, lambda trial: {"n": trial.suggest_int("n", 0, 3)}, "loss")
+    mine = [config["n"] for config in driver.ask(1, "study")[0].values()]
+    other.suggest_int("n", 0, 3)
+    study.tell(other, 0.5)
+    mine += [config["n"] for config in driver.ask(4, "study")[0].values()]
+    assert sorted([*mine, other.params["n"]]) == [0, 1, 2, 3]
+
+
 def test_what_was_complete_before_the_run_counts_with_its_value() -> None:
     spy = Spy()
     study = make_study(spy)
