@@ -41,6 +41,10 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
     new = f"data-{uuid.uuid4().hex[:16]}"
     stale, mark = existing_data(folder, overwrite=overwrite)
     plan = plan_write(new)
+    # A plan may take minutes, in which another write may end. Its nameless files may show in the
+    # folder on NFS, so the folder need not be empty.
+    if any(folder.read(name) is not None for name in (MANIFEST, UNFINISHED)):
+        stale, mark = existing_data(folder, overwrite=overwrite)
     try:
         body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *stale]}
         folder.replace(UNFINISHED, json.dumps(body, indent=1).encode())

@@ -380,6 +380,31 @@ def test_of_two_writers_at_once_the_later_wins(tmp_path: Path) -> None:
     assert (data.shard(0)["x"] == 7).all()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_another_writes_while_a_stream_is_read_is_kept_or_replaced_as_a_whole(
+    overwrite: bool, tmp_path: Path
+) -> None:
+    url = tmp_path / "a.zarr"
+
+    def stream() -> Iterator[dict[str, np.ndarray]]:
+        yield {"x": X}
+        ShardedDataset.write(url, {"x": X + 7}, n_shards=2)
+        yield {"x": X}
+
+    def write() -> None:
+        ShardedDataset.write(url, Batches(stream()), n_shards=2, overwrite=overwrite)
+
+    if overwrite:
+        write()
+    else:
+        with pytest.raises(DatasetExistsError, match="holds a data set; pass overwrite=True"):
+            write()
+    data = ShardedDataset.open(url)
+    data.verify()
+    assert data.n_train + data.n_validation == (2 if overwrite else 1) * len(X)
+    assert [path.name for path in url.glob("data-*")] == [data.manifest.folder]
+
+
 @pytest.mark.parametrize("stale", [["../precious"], ["/precious"], ["data-../precious"], [7], "x"])
 def test_a_mark_cannot_make_us_remove_what_is_not_ours(tmp_path: Path, stale: Any) -> None:
     precious = tmp_path / "precious"
