@@ -66,7 +66,7 @@ class _Tally:
         self.shape: tuple[int | str, ...] = shape
         self._extremes: NDArray[np.int64] | None = None  # of a ragged array's shapes
         self.n = self.n_missing = 0
-        self.total = self.squares = 0.0
+        self.total = self.squares = 0.0  # squares of the distances from the mean
         self.low, self.high = math.inf, -math.inf
         self.values: set[Any] | None = set()
 
@@ -85,10 +85,19 @@ class _Tally:
         known = numbers[~np.isnan(numbers)]
         self.n_missing += numbers.size - known.size
         if known.size:
-            self.n += known.size
-            self.total += float(known.sum())
-            self.squares += float((known**2).sum())
+            self._join(known)
             self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
+
+    def _join(self, known: NDArray[np.float64]) -> None:
+        """Join the sums of a shard to those before it (Chan, Golub and LeVeque 1983)."""
+        n = known.size
+        with np.errstate(invalid="ignore", over="ignore"):  # of infinite numbers the spread is NaN
+            total = float(known.sum())
+            self.squares += float(((known - total / n) ** 2).sum())
+        if self.n:
+            apart = total / n - self.total / self.n
+            self.squares += apart * apart * self.n * n / (self.n + n)
+        self.n, self.total = self.n + n, self.total + total
 
     def _measure(self, shapes: NDArray[np.int64]) -> None:
         every = shapes if self._extremes is None else np.concatenate([self._extremes, shapes])
@@ -101,6 +110,6 @@ class _Tally:
         told: dict[str, Any] = {"missing": self.n_missing}
         if self.n:
             mean = self.total / self.n
-            spread = math.sqrt(max(0.0, self.squares / self.n - mean**2))
+            spread = math.sqrt(self.squares / self.n)
             told |= {"mean": mean, "std": spread, "min": float(self.low), "max": float(self.high)}
         return {**told, "classes": n_classes}

@@ -383,6 +383,21 @@ def test_what_has_many_values_has_no_classes(tmp_path: Path) -> None:
     assert np.isnan(told.loc["t"]["mean"])
 
 
+def test_the_spread_is_told_of_numbers_far_from_zero_and_is_none_with_an_infinite_one(
+    tmp_path: Path,
+) -> None:
+    x = np.random.default_rng(0).normal(size=1000)
+    arrays = {"time": 1.7e9 + x, "id": 10**12 + np.arange(1000), "wide": x * 1e6}
+    arrays |= {"infinite": np.where(np.arange(1000) < 900, x, np.inf)}
+    data = ShardedDataset.write(tmp_path / "data", arrays, n_shards=3)
+    told = data.describe().set_index("array")
+    for name in ("time", "id", "wide"):
+        trained = np.concatenate([data.shard(k)[name] for k in range(3)])
+        assert told.loc[name]["std"] == pytest.approx(trained.std())
+    assert told.loc["infinite"]["mean"] == np.inf
+    assert np.isnan(told.loc["infinite"]["std"])
+
+
 class Broken(Pairs):
     def __getitem__(self, at: int) -> Any:
         return (np.zeros((3, 1) if at == 5 else 2), at)
