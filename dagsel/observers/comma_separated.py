@@ -68,7 +68,7 @@ class CSV(Observer):
         self._run, self._params = search.run, {}
         rows = self._read()
         self._there = {(r["trial"], r["epoch"]) for r in rows if r["run"] == self._run}
-        if rows:
+        if self._columns:
             self._write(rows)
 
     def trial_began(self, trial: TrialBegan) -> None:

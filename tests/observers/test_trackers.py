@@ -151,6 +151,19 @@ def test_a_csv_file_has_each_epoch_once_also_if_its_end_is_cut_off(
     assert read_csv(folder) == WHOLE
 
 
+def test_a_csv_file_whose_only_row_is_cut_off_has_it_again(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.csv"
+    texts = []
+    for _ in range(2):
+        observer = CSV(path)
+        for told in story():
+            tell(observer, told)
+        texts.append(path.read_text())
+        head, row, *_ = texts[0].splitlines(keepends=True)
+        path.write_text(head + row[:-8])
+    assert texts[0] == texts[1]
+
+
 @settings(max_examples=10)
 @given(kills=KILLS, cut=CUT)
 def test_event_files_of_tensorboard_have_each_epoch_once(
