@@ -82,12 +82,12 @@ def check_study(run: dagsel.Run) -> None:
             assert told.value == recorded.value
 
 
-def check(client: Client, run: dagsel.Run) -> None:
+def check(client: Client, run: dagsel.Run, of: Any = space) -> None:
     assert run.record.finished
     check_best(run)
     check_record(run)
     check_study(run)
-    check_replay(client, run)
+    check_replay(client, run, of)
     kept = {best.trial for best in run.record.top}
     assert set(RunDir(run.run_dir.url).states.trials()) == kept
 
@@ -387,7 +387,7 @@ def test_a_trial_trains_on_with_what_it_was_enqueued_with(
         dagsel.resume(run_dir, client, workload=workload(), space=boosted, study=study),
     ):
         assert again.record.trials[0].config == run.record.trials[0].config
-    check(client, more)
+    check(client, more, boosted)
 
 
 def test_a_run_does_not_go_on_with_another_pruner(

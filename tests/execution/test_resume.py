@@ -28,6 +28,7 @@ from optuna.trial import TrialState
 
 import dagsel
 from dagsel.dispatch.units import visit_order
+from dagsel.driver.clock import MOMENT_S
 from dagsel.driver.consistency import read_run
 from dagsel.errors import DatasetNotFoundError, RunDirError, RunDirLockedError, SearchError
 from dagsel.execution.cluster import local_cluster
@@ -140,12 +141,12 @@ def check_visits(run: dagsel.Run) -> None:
     assert all(visits.get(epoch) == list(range(N_SHARDS)) for epoch in epochs)
 
 
-def check_replay(client: Client, run: dagsel.Run) -> None:
+def check_replay(client: Client, run: dagsel.Run, of: Any = space) -> None:
     again = dagsel.replay(
         run.run_dir.url,
         client,
         workload=workload(),
-        space=space,
+        space=of,
         into=f"{run.run_dir.url}-again",
     )
     assert again.record.notes == []
@@ -452,7 +453,7 @@ def test_a_deadline_ends_a_search_with_what_it_has(
     begun = time.monotonic()
     run = begin(RandomSearch(max_epochs=1000, n_trials=4), deadline=3.0 * slow)
     assert time.monotonic() - begun < 12 * slow
-    assert 3.0 * slow <= run.record.seconds < 5.0 * slow
+    assert 3.0 * slow - MOMENT_S <= run.record.seconds < 5.0 * slow
     assert run.best.is_complete  # what was best when the time was over
     assert run.best_value == max(max(t.values) for t in tables.ranked(run.record))
     assert len(run.best_model()) >= N_SHARDS * run.best.epoch
