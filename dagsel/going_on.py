@@ -358,6 +358,7 @@ def _other_configs(draws: Turn, record: Record) -> Iterator[str]:
     """Say of which trials the space makes another configuration than when they were drawn."""
     assert isinstance(draws.event, Asked)
     for trial, then in zip(draws.event.trials, draws.event.configs, strict=True):
-        now = json.loads(json.dumps(plain_part(record.trials[trial].config)))
-        if then and not record.trials[trial].adoptions and now != json.loads(json.dumps(then)):
+        now = plain_part(record.trials[trial].config)
+        texts = {json.dumps(dict(config), sort_keys=True) for config in (now, then)}
+        if then and not record.trials[trial].adoptions and len(texts) > 1:
             yield f"trial {trial}: the space makes {now} of its parameters, and made {dict(then)}"

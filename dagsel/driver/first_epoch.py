@@ -60,7 +60,7 @@ class FirstEpoch:
         if record.finished:
             has_result = record.top or record.failures or not record.trials
             return TooLittleTime(self._say_at_end()) if clock.are_over and not has_result else None
-        if self._is_said or not self._look():
+        if self._is_said or not self._measure():
             return None
         live = [trial for trial in record.trials.values() if trial.is_live]
         if self._are_more_to_train(len(live)):
@@ -125,7 +125,7 @@ class FirstEpoch:
     def _epoch_s(self) -> float:
         return self.record.n_shards * min(self._warm_s, self._cold_s) / self._widest
 
-    def _look(self) -> bool:
+    def _measure(self) -> bool:
         """Take in what is new of the record; return whether there is anything to go by."""
         record = self.record
         done: list[UnitWork] = [*record.pieces[self._n_pieces :], *record.units[self._n_units :]]
@@ -147,7 +147,7 @@ class FirstEpoch:
         return bool(self._warm)
 
     def _say_at_end(self) -> str:
-        if self._look():
+        if self._measure():
             return self._say(self._epoch_s)
         return (
             f"after {self.clock.seconds:.3g} s the time is over, and no unit of training has "

@@ -298,7 +298,7 @@ class Record:
                 self.interrupted.clear()
 
     def decide(self, decisions: Iterable[Decision], by: str | None = None) -> None:
-        """Take in what a flow has decided, as a command that adds a trial made it do.
+        """Take in what a flow has decided; `by` is the user's command that has added a trial.
 
         Raises
         ------

@@ -12,20 +12,24 @@ from typing import Any, TypeVar
 import cloudpickle
 import dask
 import numpy as np
+import optuna
 import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler
 
+import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import Unit
 from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.fork_server import METHOD
 from dagsel.execution.run_spec import RESOURCE, RunSpec
+from dagsel.flows import RandomSearch
 from dagsel.messages import Message, UnitRecord
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
 
 T = TypeVar("T")
 
@@ -181,3 +185,20 @@ def started_since(before: set[int]) -> list[psutil.Process]:
 def final_state(engine: DaskEngine, trial: int, epoch: int, n_shards: int) -> State:
     blob, _ = engine.spec.run_dir.states.load(trial, epoch, n_shards - 1)
     return State(blob)
+
+
+def endless(address: str, data: ShardedDataset, run_dir: str) -> dagsel.Search:
+    """Begin a search that trains until it is told to finish; its first unit has ended."""
+    search = dagsel.start(
+        optuna.create_study(direction="maximize"),
+        SyntheticWorkload(seconds=0.02),
+        data,
+        space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+        flow=RandomSearch(max_epochs=100_000, n_trials=4),
+        metric="value",
+        client=address,
+        run_dir=run_dir,
+        progress=False,
+    )
+    search.wait(until=lambda run: len(run.record.units) > 0)
+    return search

@@ -19,15 +19,14 @@ import optuna
 import pytest
 from distributed import Client
 
-import dagsel
 from dagsel import errors
 from dagsel.execution import engine
 from dagsel.execution.cluster import dashboard_of, workers_of
-from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
-from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
 from tests.waiting import wait_until
+
+from .helpers import endless
 
 
 @contextmanager
@@ -108,8 +107,6 @@ def worker(address: str, folder: Path, *flags: str, **environment: str) -> Itera
 
 
 def test_a_worker_without_dagsel_that_comes_later_is_named_at_the_end(
-    optimize: Optimize,
-    study: optuna.Study,
     digits: ShardedDataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,18 +119,7 @@ def test_a_worker_without_dagsel_that_comes_later_is_named_at_the_end(
         worker(address, tmp_path),
     ):
         client.wait_for_workers(1, timeout=60)
-        search = dagsel.start(
-            study,
-            SyntheticWorkload(seconds=0.02),
-            digits,
-            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
-            flow=RandomSearch(max_epochs=100_000, n_trials=2),
-            metric="value",
-            client=address,
-            run_dir=str(tmp_path / "run"),
-            progress=False,
-        )
-        search.wait(until=lambda run: len(run.record.units) > 0)
+        search = endless(address, digits, str(tmp_path / "run"))
         with worker(address, tmp_path, "-S", PYTHONPATH=without_dagsel(tmp_path)):
             wait_until(lambda: len(workers_of(client)) == 2, "the foreign worker is there")
             (foreign,) = workers_of(client).keys() - {*search.result.timeline().worker}

@@ -37,7 +37,7 @@ from dagsel.workloads.gang.gang import Gang
 from tests.conftest import Optimize
 from tests.waiting import wait_until
 
-from .helpers import done, engine_for, listen
+from .helpers import done, endless, engine_for, listen
 
 LOCK: Any = threading.Lock()
 FLOW = RandomSearch(max_epochs=2, n_trials=3)
@@ -285,18 +285,7 @@ def test_a_run_that_ends_does_not_wait_for_the_units_of_another(
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        other = dagsel.start(
-            optuna.create_study(direction="maximize"),
-            SyntheticWorkload(seconds=0.02),
-            digits,
-            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
-            flow=RandomSearch(max_epochs=100_000, n_trials=4),
-            metric="value",
-            client=cluster.scheduler_address,
-            run_dir=f"{run_dir}-other",
-            progress=False,
-        )
-        other.wait(until=lambda run: len(run.record.units) > 0)
+        other = endless(cluster.scheduler_address, digits, f"{run_dir}-other")
         plugins = {*cluster.workers[0].plugins}
         optimize(SyntheticWorkload(), metric="value", client=client)
         assert {*cluster.workers[0].plugins} == plugins

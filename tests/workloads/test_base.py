@@ -466,3 +466,16 @@ def test_a_base_that_another_thread_loads_does_not_stop_a_unit() -> None:
         base.load()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_base_with_parameters_at_one_place_is_intact() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.same = nn.Parameter(self.layer.weight.data)  # another parameter, one memory
+            self.empty, self.nothing = (nn.Parameter(torch.empty(0)) for _ in range(2))
+
+    base = Base(Odd)
+    base.load()
+    assert base.is_intact()

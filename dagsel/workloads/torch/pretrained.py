@@ -140,9 +140,7 @@ class Base:
 
     def has_kept(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter that lies in the shared copy is as it was loaded."""
-        (told,) = checksums([parameter])
-        place = parameter.data_ptr()
-        return all(loaded.sums.get(place, told) == told for loaded in self._loaded.values())
+        return all(loaded.has_kept(parameter) for loaded in self._loaded.values())
 
     def is_intact(self) -> bool:
         """Whether the shared copies are as they were loaded."""
@@ -218,8 +216,9 @@ class _Loaded:
     def __init__(self, module: torch.nn.Module) -> None:
         self.is_spoiled = False  # somebody has changed it
         self._module = module.requires_grad_(requires_grad=False)
-        places = [parameter.data_ptr() for parameter in module.parameters()]
-        self.sums = dict(zip(places, checksums(module.parameters()), strict=True))
+        self._sums = checksums(module.parameters())
+        held = [(parameter.data_ptr(), parameter.numel()) for parameter in module.parameters()]
+        self._sum_of = dict(zip(held, self._sums, strict=True))
         self.places = {p.untyped_storage().data_ptr() for p in module.parameters()}
 
     def copied(self) -> torch.nn.Module:
@@ -235,7 +234,12 @@ class _Loaded:
 
     def is_intact(self) -> bool:
         """Whether its parameters are as they were loaded."""
-        return checksums(self._module.parameters()) == [*self.sums.values()]
+        return checksums(self._module.parameters()) == self._sums
+
+    def has_kept(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is as it was loaded, or none of these."""
+        told = self._sum_of.get((parameter.data_ptr(), parameter.numel()))
+        return told is None or checksums([parameter]) == [told]
 
 
 _HOST = torch.device("cpu")
