@@ -72,10 +72,11 @@ def resume(
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
-    At most the work that was under way is done again: one pass over one shard for each worker. A
-    run that has ended is only read, but one that Ctrl-C has ended goes on. Ended trials of a study
-    cannot change. So other trials stand there for those that train on; each has the number of its
-    trial as the user attribute ``dagsel:trial``.
+    At most the work that was under way is done again: of each worker the task that it trained, half
+    a second or one pass over a shard if that takes longer, and the task before if its state was
+    still being stored. A run that has ended is only read, but one that Ctrl-C has ended goes on.
+    Ended trials of a study cannot change. So other trials stand there for those that train on; each
+    has the number of its trial as the user attribute ``dagsel:trial``.
 
     Parameters
     ----------

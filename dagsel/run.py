@@ -107,7 +107,8 @@ def optimize(
     data
         A data set that `ShardedDataset.write` wrote, or its URL. Or a pair ``(x, y)`` of arrays,
         tensors, or a data frame and a series: they are written as a data set into ``run_dir``, a
-        fifth of the samples for validation, in shards of at most 16 MB.
+        fifth of the samples for validation, in shards of about 16 MB, or of 256 samples where these
+        are larger.
     space
         Optuna's define-by-run function: suggests parameters on a trial and returns the
         configuration as a dict. A choice may be a class, a function or a tuple: the configuration
