@@ -138,8 +138,8 @@ def test_of_itself_only_what_a_profile_says_is_faster(
         name = architecture_of(workload, {"x": 0.5})
         Profile.given({1: 1, 2: known}, architecture=name).save(data)
     run = search(trains(3), workload, client=client)
-    assert gangs(run, 0)[-1] == gang
-    assert len(run.record.notes) == (gang > 1)
+    assert max(gangs(run, 0)) == gang  # it may go back, if this machine is too busy for two
+    assert bool(run.record.notes) == (gang > 1)
 
 
 def test_a_damaged_profile_is_left_aside(
