@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from dagsel.driver.inbox import Inbox, Order
+from dagsel.errors import SearchError
 from dagsel.extending import opened
 from dagsel.history.result import Run
 from dagsel.interrupting import interruptible
@@ -21,7 +22,7 @@ from dagsel.loading import load
 from dagsel.planning.budget import to_seconds
 from dagsel.session import Call, Session
 from dagsel.steerable import Steerable, answer
-from dagsel.steering import UserCommand
+from dagsel.steering import AddTrial, CloneTrial, UserCommand
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import Space
 
@@ -55,6 +56,9 @@ class Search(Steerable):
     process is killed and `dagsel.resume` goes on. A trial stops or pauses at its next batch. A
     command that cannot be performed raises an error and changes nothing. You may call the methods
     from any thread, and in a running event loop.
+
+    In a callback, which the search itself calls, a command returns at once and is performed when
+    the callback has returned. If it cannot be performed, that is said in the log.
 
     Attributes
     ----------
@@ -167,7 +171,13 @@ class Search(Steerable):
             If it has not ended by then, and `until` is not true; it goes on.
         DagselError
             What has ended the search, if it was an error; `SearchCancelledError` after `cancel`.
+        SearchError
+            If a callback of the search calls it.
         """
+        if self._is_here:
+            raise SearchError(
+                "wait() in a callback would wait for the callback itself; read search.result there"
+            )
         left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
         look = self._looks_for(until, _LOOK_S)
@@ -203,10 +213,33 @@ class Search(Steerable):
         >>> run = dagsel.resume("run", workload=workload, space=space)  # doctest: +SKIP
         """
         self._inbox.cancel()
-        self._thread.join()
+        if not self._is_here:
+            self._thread.join()
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the search's own thread asks, as in a callback: it must not wait for itself."""
+        return threading.current_thread() is self._thread
 
     def _command(self, command: UserCommand) -> int | None:
-        return answer(self._inbox.post(Order(command)))
+        if not self._is_here:
+            return answer(self._inbox.post(Order(command)))
+        self._command_later(command)
+        return None
+
+    def _command_later(self, command: UserCommand) -> None:
+        if isinstance(command, AddTrial | CloneTrial):
+            raise SearchError(
+                "add and clone return the number of the new trial, which is drawn when the "
+                "callback has returned: call them in another thread"
+            )
+
+        def tell(done: Future[int | None]) -> None:
+            is_over = self._prepared.session.record.finished
+            if (error := done.exception()) is not None and not is_over:
+                logger.warning("%s of a callback is not performed: %s", command, error)
+
+        self._inbox.post(Order(command)).add_done_callback(tell)
 
 
 def _before_exit(call: Callable[[], None]) -> None:

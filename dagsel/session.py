@@ -178,13 +178,8 @@ class Session:
         with ExitStack() as stack:
             if self.visits is None:  # a replay takes no commands
                 stack.enter_context(Listener(self.folder.control, inbox))
-            try:
-                run = self._run(call, lock, inbox)
-            except BaseException as error:
-                inbox.close(error)
-                raise
-            inbox.close()
-            return run
+            stack.enter_context(inbox)
+            return self._run(call, lock, inbox)
 
     def _run(self, call: Call, lock: RunLock, inbox: Inbox) -> Run:
         record = self.record
@@ -203,6 +198,7 @@ class Session:
             shown = SearchProgress(self.settings.metric, call.progress, ended=over, facts=facts)
             progress = stack.enter_context(shown)
             observing = stack.enter_context(self.observing(call))
+            stack.enter_context(inbox)  # an observer that is waited for may command
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
             here = stack.enter_context(
@@ -219,7 +215,8 @@ class Session:
             idle_workers = self._idle_workers(cluster_driver, why_not)
             inbox.wake = engine.wake
             observe = (progress.update, observing.update)
-            self._runner(call, engine, journal, idle_workers, observe, inbox).run()
+            with inbox:
+                self._runner(call, engine, journal, idle_workers, observe, inbox).run()
             self.driver.fail_live("the run ended before the trial did")
         ended = _ended(call, engine.bill, cluster_driver, before)
         journal.append([ended])

@@ -6,7 +6,7 @@ import queue
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 from dagsel.errors import SearchCancelledError, SearchError
@@ -29,8 +29,11 @@ class Order:
             self.answer.set_exception(error)
 
 
-class Inbox:
-    """Commands in their order. It takes no lock, so a signal handler may post as well."""
+class Inbox(AbstractContextManager["Inbox"]):
+    """Commands in their order. It takes no lock, so a signal handler may post as well.
+
+    At the end of a ``with`` block it is closed, with the block's error if it has one.
+    """
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None  # has the driver look here
@@ -60,6 +63,9 @@ class Inbox:
         with suppress(queue.Empty):
             self._taken = self._orders.get_nowait()
         return self._taken
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error)
 
     def close(self, error: BaseException | None = None) -> None:
         """Refuse all commands from now on: the search has ended, by an error or without one."""

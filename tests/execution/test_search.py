@@ -24,6 +24,7 @@ import dagsel
 from dagsel.errors import RunDirLockedError, SearchCancelledError, SearchError, WorkloadError
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.interrupting import interruptible
+from dagsel.observers import Observer, SearchEnded, TrialEnded, observing
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.execution import steered_driver
@@ -207,6 +208,82 @@ def test_a_search_that_is_cancelled_goes_on_with_resume(
     run = dagsel.resume(search.run_dir, client, workload=SLOW, space=space, study=study)
     assert len(run.record.trials) == 4
     assert {trial.state for trial in run.record.trials.values()} == {"complete"}
+
+
+def test_a_callback_commands_without_waiting_for_itself(
+    start: Callable[..., dagsel.Search], caplog: pytest.LogCaptureFixture
+) -> None:
+    searches: list[dagsel.Search] = []
+    is_held, refused = threading.Event(), list[str]()
+
+    def command(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        is_held.wait()
+        (search,) = searches
+        for call in (search.wait, lambda: search.add({"x": 0.5}), lambda: search.clone(0)):
+            with pytest.raises(SearchError) as error:
+                call()
+            refused.append(str(error.value).partition(" ")[0])
+        search.pause(trial.number)  # it has ended
+        search.finish()
+
+    searches.append(start(flow=RandomSearch(max_epochs=2, n_trials=99), callbacks=[command]))
+    is_held.set()
+    run = searches[0].wait(timeout="1 min")
+    assert run.record.finished
+    assert len(run.record.trials) < 99
+    assert {*refused} == {"wait()", "add"}
+    (told,) = [text for text in caplog.messages if "of a callback is not performed" in text]
+    assert "cannot be paused: it is complete" in told
+
+
+def test_a_callback_cancels_its_search(start: Callable[..., dagsel.Search]) -> None:
+    searches: list[dagsel.Search] = []
+    is_held, has_returned = threading.Event(), threading.Event()
+
+    def cancel(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        is_held.wait()
+        searches[0].cancel()
+        has_returned.set()
+
+    searches.append(start(callbacks=[cancel]))
+    is_held.set()
+    with pytest.raises(SearchCancelledError):
+        searches[0].wait(timeout="1 min")
+    assert has_returned.is_set()
+
+
+class Finishes(Observer):
+    """Gives a command when the search has ended, as soon as it hears of a trial's end."""
+
+    search: dagsel.Search
+
+    def __init__(self) -> None:
+        self.is_over, self.heard = threading.Event(), list[str]()
+
+    def trial_ended(self, trial: TrialEnded) -> None:
+        self.is_over.wait()
+        with pytest.raises(SearchError, match="the search has ended"):
+            self.search.finish()
+        self.heard.append("refused")
+
+    def search_ended(self, search: SearchEnded) -> None:
+        self.heard.append("ended")
+
+
+def test_a_command_of_an_observer_after_the_last_trial_is_answered_at_once(
+    start: Callable[..., dagsel.Search], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finishes, join = Finishes(), observing._Post.join
+
+    def joining(post: Any, ended: float, until: float) -> None:
+        finishes.is_over.set()  # it is waited for now
+        join(post, ended, until)
+
+    monkeypatch.setattr(observing._Post, "join", joining)
+    monkeypatch.setattr(observing, "STUCK_S", 3.0)
+    finishes.search = start(flow=RandomSearch(max_epochs=1, n_trials=1), observers=[finishes])
+    finishes.search.wait(timeout="1 min")
+    assert finishes.heard == ["refused", "ended"]
 
 
 def test_what_cannot_be_searched_is_refused_at_once(start: Callable[..., dagsel.Search]) -> None:
