@@ -19,6 +19,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -79,10 +80,14 @@ class Control:
     # ---- the driver's side
 
     def open(self) -> str:
-        """Return the token that commands are marked with: the one that is there, or a new one."""
+        """Return the token that commands are marked with: the one that is there, or a new one.
+
+        On a disk it is taken only from a file that its owner alone reads, who is the caller:
+        somebody else may have laid down any other one, or may know it.
+        """
         try:
             with contextlib.suppress(RunDirError):
-                if found := self.token():
+                if found := self._own_token() if self.is_local else self.token():
                     return found
             token = secrets.token_hex(32)
             self._write({"format": FORMAT, "version": VERSION, "token": token})
@@ -124,37 +129,14 @@ class Control:
         RunDirError
             If it is another's, damaged, or from a newer version.
         """
-        place = f"{self._folder.url}/{FILE}"
         try:
             data = self._folder.read(FILE)
         except PermissionError:
             raise RunDirError(
-                f"{place} is readable to {self._owner()} alone, who began the search: give the "
-                "token that stands in it, token=..., or let them command"
+                f"{self._place} is readable to {self._owner()} alone, who began the search: give "
+                "the token that stands in it, token=..., or let them command"
             ) from None
-        if data is None:
-            return None
-        try:
-            body = json.loads(data)
-        except (ValueError, RecursionError):
-            body = None
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise RunDirError(
-                f"{place} is damaged, or not dagsel's; end the search and resume it to get a "
-                "new one"
-            )
-        if body.get("version") != VERSION:
-            raise RunDirError(
-                f"{place} was written by another dagsel (control format {body.get('version')}; "
-                f"this one knows {VERSION}): use the dagsel that drives the search"
-            )
-        token = body.get("token")
-        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise RunDirError(
-                f"{place} is damaged: it holds no token; end the search and resume it to get a "
-                "new one"
-            )
-        return token
+        return None if data is None else self._token_in(data)
 
     def post(self, command: Any, token: str) -> str:
         """Lay a command there for the driver; return its identifier."""
@@ -178,6 +160,46 @@ class Control:
         return body if isinstance(body, dict) else {}
 
     # ----
+
+    @property
+    def _place(self) -> str:
+        return f"{self._folder.url}/{FILE}"
+
+    def _own_token(self) -> str | None:
+        with contextlib.suppress(OSError):
+            fd = os.open(self._folder.own(FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                about = os.fstat(fd)
+                is_ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
+                if is_ours and not about.st_mode & 0o077:
+                    return self._token_in(os.read(fd, LONGEST))
+            finally:
+                os.close(fd)
+        return None
+
+    def _token_in(self, data: bytes) -> str:
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            raise RunDirError(
+                f"{self._place} is damaged, or not dagsel's; end the search and resume it to get a "
+                "new one"
+            )
+        if body.get("version") != VERSION:
+            raise RunDirError(
+                f"{self._place} was written by another dagsel (control format "
+                f"{body.get('version')}; this one knows {VERSION}): use the dagsel that drives "
+                "the search"
+            )
+        token = body.get("token")
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            raise RunDirError(
+                f"{self._place} is damaged: it holds no token; end the search and resume it to "
+                "get a new one"
+            )
+        return token
 
     def _read(self, id_: str, token: str) -> Letter | None:
         try:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,38 @@ def test_the_token_of_a_driver_that_was_killed_is_that_of_the_next_one(control: 
     control.close()
     assert control.token() is None
     assert control.open() != token
+
+
+def as_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+
+
+def as_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere.json")))
+
+
+def as_readable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.chmod(0o640)
+
+
+def as_pipe(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.unlink()
+    os.mkfifo(path)  # whoever opened it would wait for ever
+
+
+@pytest.mark.parametrize("plant", [as_others, as_link, as_readable, as_pipe])
+def test_a_token_that_somebody_else_may_know_is_replaced(
+    control: Control, tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, file = control.open(), tmp_path / "control.json"
+    plant(file, monkeypatch)
+    kept = (tmp_path / "elsewhere.json").read_bytes() if file.is_symlink() else None
+    token = control.open()
+    assert token != known
+    assert control.token() == token
+    assert stat.S_ISREG(file.lstat().st_mode)
+    assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+    assert kept is None or (tmp_path / "elsewhere.json").read_bytes() == kept
 
 
 def test_commands_are_taken_in_their_order_and_each_is_answered(control: Control) -> None:
