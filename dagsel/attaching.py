@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from dagsel.errors import SearchError, WorkloadError
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.listening import COMMANDS
-from dagsel.loading import load
+from dagsel.loading import read
 from dagsel.planning.budget import to_seconds
 from dagsel.steerable import READ_PAUSE, Steerable
 from dagsel.steering import UserCommand
@@ -28,6 +29,8 @@ from dagsel.workloads.base import Workload
 
 if TYPE_CHECKING:
     from dagsel.study import Study
+
+logger = logging.getLogger("dagsel")
 
 #: How often an answer and the end of the search are looked for.
 _LOOK_S = 0.1
@@ -107,6 +110,7 @@ class Attached(Steerable):
         folder: RunDir = checked(run_dir=run_dir).run_dir
         self._folder, self._token, self._given = folder, token, opened_with
         self._url = run_dir
+        self._is_warned = False
         self.run_dir = folder.url
 
     def __repr__(self) -> str:
@@ -126,7 +130,11 @@ class Attached(Steerable):
     @property
     def result(self) -> Run:
         """The run so far, read anew each time."""
-        return load(self._url, **self._given)
+        run, why_no_study = read(self._url, **self._given)
+        if why_no_study and not self._is_warned:  # it is read again and again
+            self._is_warned = True
+            logger.warning("the run is opened without its study: %s", why_no_study)
+        return run
 
     @short_traceback
     def watch(self, progress: Progress = "auto") -> Run:
@@ -214,6 +222,14 @@ class Attached(Steerable):
             time.sleep(_LOOK_S)
             goes_on = self.is_running
             told = control.take_answer(id_)
+        if told is None and control.withdraw(id_, token):
+            record = read(self._url)[0].record
+            if id_ in record.commands:  # it could not be answered
+                return record.added.get(id_)
+            raise SearchError(
+                f"the search in {self.run_dir} ended before it took the command, so nothing was "
+                "done; give it again when dagsel.resume or Run.extend goes on"
+            )
         if told is None:
             raise SearchError(
                 f"the driver of {self.run_dir} was gone before it answered; the command is kept, "
@@ -226,7 +242,7 @@ class Attached(Steerable):
         return trial if isinstance(trial, int) else None
 
     def _why_none(self) -> str:
-        record = load(self._url).record
+        record = read(self._url)[0].record
         if record.finished and not record.interrupted:
             return "the search has ended, so it takes no command"
         if self.is_running:

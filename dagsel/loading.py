@@ -87,6 +87,19 @@ def load(
     >>> dagsel.load("run", workload=workload).best_model()
     SGDClassifier(alpha=...)
     """
+    run, why_no_study = read(run_dir, workload, space, study)
+    if why_no_study:
+        logger.warning("the run is opened without its study: %s", why_no_study)
+    return run
+
+
+def read(
+    run_dir: Url,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    study: Study | str | None = None,
+) -> tuple[Run, str]:
+    """Open a run as `load` does; return why its study cannot be opened, too, if it cannot."""
     given = checked(
         "workload",
         "space",
@@ -100,12 +113,13 @@ def load(
     settings, entries, record = read_run(folder)
     known = None if given.workload is None else settings.as_begun(given.workload)
     is_lost = settings.home is None and study is None
+    why_no_study = ""
     try:
         theirs = study_of(settings, folder, given.study_or_url)
     except StudyStorageError as error:
         if study is not None:
             raise
-        logger.warning("the run is opened without its study: %s", error)
+        why_no_study = str(error)
         theirs, is_lost = open_study(settings.study, settings.directions, None), True
     if is_lost and given.space is not None:
         draws = (settings.seed, (), record.run, settings.sampler_seed, Traits())
@@ -113,7 +127,8 @@ def load(
         adopt(StudyDriver(theirs, given.space, settings.metric, *draws, *counts), record)
     else:
         record.configure(_configs(entries, record, given.space, theirs))
-    return opened(Run(theirs, settings.metric, record, known, folder), given.space)
+    run = Run(theirs, settings.metric, record, known, folder)
+    return opened(run, given.space), why_no_study
 
 
 def _configs(

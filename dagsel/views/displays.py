@@ -211,7 +211,9 @@ class InLog:
         if snapshot is None:
             return
         self.show(snapshot)
-        how = "has ended" if error is None else f"was interrupted by {type(error).__name__}"
+        how = "has ended" if snapshot.is_over else "was interrupted"
+        if error is not None:
+            how = f"was interrupted by {type(error).__name__}"
         trials = f"{counted(len(snapshot.rows), 'trial')}, {counted(snapshot.n_epochs, 'epoch')}"
         cost = f"{span(snapshot.worker_seconds)} of workers' time"
         cost += "".join(f", {gauge.used}" for gauge in snapshot.gauges if gauge.is_money)

@@ -96,6 +96,7 @@ class Snapshot:
     gauges: tuple[Gauge, ...]  # what is used, and what is left of deadline and budget
     workers: tuple[WorkerNow, ...]  # empty where nobody says what they do
     dashboard: str  # address of Dask's dashboard; empty if there is none
+    is_over: bool  # whether it has ended, and no resume goes on with it
 
     @classmethod
     def of(
@@ -129,6 +130,7 @@ class Snapshot:
             facts.gauges(record),
             tuple(sorted(facts.workers(), key=lambda now: _natural(now.name))),
             facts.dashboard,
+            record.finished and not record.interrupted,
         )
 
     @property

@@ -159,6 +159,14 @@ class Control:
         body = json.loads(data)
         return body if isinstance(body, dict) else {}
 
+    def withdraw(self, id_: str, token: str) -> bool:
+        """Take a command back that no driver takes any more, as its token is gone; say whether."""
+        with contextlib.suppress(RunDirError):
+            if self.token() != token:
+                self._folder.remove_file(f"{_FOLDER}/{id_}.json")
+                return True
+        return False
+
     # ----
 
     @property

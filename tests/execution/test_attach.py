@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,17 @@ from distributed import Client
 from optuna.trial import TrialState
 
 import dagsel
+from dagsel.driver.inbox import Inbox
 from dagsel.errors import RunDirError, SearchError
+from dagsel.listening import Listener
+from dagsel.messages import ENTRIES, Turn
+from dagsel.steering import Commanded, StopTrial
+from dagsel.storage import RunDir
+from dagsel.storage.runs.control import Control
 from tests.execution import steered_driver
 from tests.execution.test_search import driver, wait_for
 
+RUNS = Path(__file__).parents[1] / "data" / "runs_of_163b1ee"
 GIVEN: dict[str, Any] = {"workload": steered_driver.WORKLOAD, "space": steered_driver.space}
 
 
@@ -89,6 +97,61 @@ def test_a_command_is_performed_once_though_the_driver_is_killed_at_it(
     assert trials[added].state == "complete"
     answer = command.with_suffix(".answer.json")
     assert json.loads(answer.read_text()) == {"trial": added}
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> RunDir:
+    """A run whose driver was killed, and whose study was in memory."""
+    shutil.copytree(RUNS / "asha-killed", tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+def test_a_command_that_comes_when_the_driver_looks_no_more_is_taken_back(
+    killed: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, post = killed.lock(killed.about()["run"]), Control.post
+
+    def posting(control: Control, command: Any, token: str) -> str:
+        id_ = post(control, command, token)
+        lock.__exit__(None, None, None)
+        return id_
+
+    monkeypatch.setattr(Control, "post", posting)
+    with Listener(killed.control, Inbox()):
+        token = killed.control.token()
+    with pytest.raises(SearchError, match="ended before it took the command, so nothing was done"):
+        dagsel.attach(killed.url, token=token).stop(0)
+    assert not [*Path(killed.url, "commands").iterdir()]
+
+
+def test_a_command_that_was_performed_and_could_not_be_answered_is_done(
+    killed: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, post = killed.lock(killed.about()["run"]), Control.post
+
+    def posting(control: Control, command: Any, token: str) -> str:
+        id_ = post(control, command, token)
+        turn = Turn(Commanded(StopTrial(0), id_, 1.0), ())
+        killed.journal.append([ENTRIES.encode(turn)])
+        lock.__exit__(None, None, None)
+        return id_
+
+    monkeypatch.setattr(Control, "post", posting)
+    dagsel.attach(killed.url, token="0" * 64).stop(0)
+
+
+def test_one_that_looks_again_and_again_is_told_once_that_a_study_is_out_of_reach(
+    killed: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Path(killed.url, "run.json")
+    home = f"sqlite:///{killed.url}/gone.db"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"home": home}))
+    search = dagsel.attach(killed.url)
+    assert search.result.record.n_epochs == search.result.record.n_epochs > 0
+    assert caplog.text.count("opened without its study") == 1
+    with pytest.raises(SearchError, match="nobody drives the search"):
+        search.finish()
+    assert caplog.text.count("opened without its study") == 1
 
 
 def test_what_is_no_run_is_not_attached_to(tmp_path: Path) -> None:

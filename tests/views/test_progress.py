@@ -53,6 +53,7 @@ def make_record(n_trials: int = 4, config: dict[str, Any] | None = None) -> Reco
         record.add(Turn(Reported(number, 1, value, {"accuracy": value}, 1.0), ()))
     record.add(Turn(None, (Stop(0, "", "complete"),)))
     record.add(Turn(TrialFailed(1, "broken\nbeyond repair"), ()))
+    record.finished = True
     return record
 
 
@@ -336,6 +337,14 @@ def test_a_log_says_that_a_search_was_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         search()
     assert "interrupted by KeyboardInterrupt: 4 trials" in file.getvalue()
+
+
+def test_a_search_whose_driver_is_gone_has_not_ended() -> None:
+    record = make_record()
+    record.finished = False
+    assert " · the search was interrupted: 4 trials" in log(record)[-1]
+    record.finished, record.interrupted = True, {2}  # by Ctrl-C: a resume goes on
+    assert " · the search was interrupted: 4 trials" in log(record)[-1]
 
 
 @pytest.mark.parametrize("force_terminal", [False, True])
