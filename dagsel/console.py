@@ -69,6 +69,17 @@ def span(seconds: float) -> str:
     return f"{amount(seconds)} s"
 
 
+def printable(text: str) -> str:
+    r"""Return a text without what a terminal obeys, such as an escape sequence or a new line.
+
+    Examples
+    --------
+    >>> printable("two\nlines, \x1b[8mhidden")
+    'two�lines, �[8mhidden'
+    """
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
 def shown_config(config: Mapping[str, Any]) -> str:
     """Return a configuration as a short text.
 
@@ -77,7 +88,7 @@ def shown_config(config: Mapping[str, Any]) -> str:
     >>> shown_config({"lr": 0.0123456, "width": 64, "act": "relu"})
     'lr=0.0123, width=64, act=relu'
     """
-    return ", ".join(f"{name}={_shown(value)}" for name, value in config.items())
+    return printable(", ".join(f"{name}={_shown(value)}" for name, value in config.items()))
 
 
 def _shown(value: Any) -> str:
@@ -210,7 +221,7 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
         from rich.console import Console
 
         self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.DownloadColumn(),
             progress.TransferSpeedColumn(),
@@ -237,14 +248,17 @@ class Waiting(contextlib.AbstractContextManager["Waiting"]):
 
     def __init__(self, text: str) -> None:
         from rich.console import Console
+        from rich.text import Text
 
-        self._status: Any = Console(stderr=True).status(text)
+        self._status: Any = Console(stderr=True).status(Text(text))
         self._timer = threading.Timer(_PATIENCE_S, self._status.start)
         self._timer.daemon = True
 
     def say(self, text: str) -> None:
         """Change the line."""
-        self._status.update(text)
+        from rich.text import Text
+
+        self._status.update(Text(text))
 
     def __enter__(self) -> Waiting:
         if is_watched():

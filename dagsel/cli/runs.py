@@ -12,6 +12,7 @@ import click
 
 import dagsel
 from dagsel.cli.answer import Answer, answered
+from dagsel.console import printable
 
 if TYPE_CHECKING:
     from dagsel.history.record import Record
@@ -120,7 +121,7 @@ def standing(run: Run, driver: str = "") -> Answer:
         "interrupted": "was interrupted: dagsel.resume, or dagsel run SCRIPT --resume, goes on",
     }[state]
     height = shutil.get_terminal_size().lines if sys.stdout.isatty() else sys.maxsize
-    lines = [f"{folder.url} {told}", *terminal_lines(snapshot, height=height)]
+    lines = [printable(f"{folder.url} {told}"), *terminal_lines(snapshot, height=height)]
     body = {"run_dir": folder.url, "state": state, "driver": driver, **_body(snapshot)}
     return Answer("\n".join(lines), body | {"money": run.money, "currency": run.currency})
 

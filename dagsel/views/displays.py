@@ -11,7 +11,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from dagsel.console import Progress, span
+from dagsel.console import Progress, printable, span
 from dagsel.views.facts import Steer
 from dagsel.views.notebook import LiveView, has_widgets
 from dagsel.views.snapshot import Snapshot, TrialRow
@@ -142,7 +142,7 @@ class OneLine:
     def __init__(self, console: Console) -> None:
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
         )
@@ -221,7 +221,7 @@ class InLog:
         self._write(snapshot.seconds, " · ".join(told))
 
     def _write(self, seconds: float, text: str) -> None:
-        print(f"dagsel {clock(seconds)} · {text}", file=self._file, flush=True)
+        print(f"dagsel {clock(seconds)} · {printable(text)}", file=self._file, flush=True)
 
 
 def _end_of(row: TrialRow, metric: str) -> str:
@@ -235,7 +235,7 @@ def _end_of(row: TrialRow, metric: str) -> str:
 
 def dashboard_told(snapshot: Snapshot) -> str:
     """Say where Dask's dashboard is."""
-    return f"Dask's dashboard: {snapshot.dashboard}"
+    return printable(f"Dask's dashboard: {snapshot.dashboard}")
 
 
 def line(snapshot: Snapshot) -> str:
@@ -249,4 +249,4 @@ def line(snapshot: Snapshot) -> str:
         parts.append(f"best {snapshot.metric} {snapshot.best.value:.4g}")
     if snapshot.n_front is not None:
         parts.append(f"{snapshot.n_front} on the Pareto front")
-    return " · ".join([*parts, f"{snapshot.units_per_second:.1f} units/s"])
+    return printable(" · ".join([*parts, f"{snapshot.units_per_second:.1f} units/s"]))

@@ -6,14 +6,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any
+from contextlib import suppress
 
 from rich.console import Console
 
 from dagsel.console import Progress, is_notebook
 from dagsel.dispatch.description import WorkerNow
 from dagsel.history.record import Record
-from dagsel.views.displays import choose
+from dagsel.views.displays import Display, choose
 from dagsel.views.facts import Facts
 from dagsel.views.snapshot import Snapshot
 
@@ -72,15 +72,16 @@ class SearchProgress:
         self._last: Record | None = None
 
     def __enter__(self) -> SearchProgress:
-        if self._display is not None:
-            self._show(self._display.start)
+        self._show(lambda display: display.start())
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._display is not None:
             self._facts.workers = tuple  # the search has none any more
-            last = None if self._last is None else self._snapshot(self._last)
-            self._show(self._display.stop, last, error)
+            last = self._last
+            self._show(
+                lambda display: display.stop(None if last is None else self._snapshot(last), error)
+            )
 
     def update(self, record: Record) -> None:
         """Show what the search has done, unless that was a moment ago."""
@@ -89,18 +90,26 @@ class SearchProgress:
         self._last, now = record, time.monotonic()
         if now >= self._due:
             began = time.thread_time()  # other threads of the process may hold this one up
-            self._show(self._display.show, self._snapshot(record))
+            self._show(lambda display: display.show(self._snapshot(record)))
             before, self._cost_s = self._cost_s, time.thread_time() - began
             # One that was dear once, as the first one that imports what it needs, is let pass.
             self._due = now + max(REFRESH_S, SPARING * min(before, self._cost_s))
 
-    def _show(self, show: Callable[..., None], *what: Any) -> None:
-        """Show something; show nothing any more if nobody can read it, as at the end of a pipe."""
+    def _show(self, show: Callable[[Display], None]) -> None:
+        """Show something; show nothing any more if that fails, as at the end of a pipe."""
+        display = self._display
+        if display is None:
+            return
         try:
-            show(*what)
-        except (OSError, ValueError) as error:  # a file that is closed raises a `ValueError`
+            show(display)
+        except Exception as error:  # noqa: BLE001 - what shows a search must never end it
             self._display = None
-            logger.warning("the search goes on, and its progress is shown no longer: %s", error)
+            logger.warning(
+                "the search goes on, and its progress is shown no longer: %s: %s",
+                type(error).__name__, error,
+            )  # fmt: skip
+            with suppress(Exception):
+                display.stop(None, error)  # a terminal gets its cursor back
 
     def follow(self, workers: Callable[[], tuple[WorkerNow, ...]], dashboard: str) -> None:
         """Show from now on what the workers do, and where Dask's dashboard is.

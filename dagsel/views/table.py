@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from dagsel.console import html_table
+from dagsel.console import html_table, printable
 from dagsel.dispatch.description import WorkerNow
 from dagsel.views.snapshot import Snapshot, TrialRow
 from dagsel.views.words import doing, memory, sparkline
@@ -31,13 +31,13 @@ def terminal_lines(snapshot: Snapshot, *, height: int) -> list[str]:
     n_around = len(workers) + 2 if workers else 0
     rows = snapshot.rows[: max(1, room - n_around)]
     if not rows:
-        return snapshot.head
+        return [*map(printable, snapshot.head)]
     lines = [*snapshot.head, *_columns([_names(snapshot), *map(_cells, rows)], _NUMBERS)]
     lines += _more(len(snapshot.rows) - len(rows), "trial")
     if workers:
         lines += ["", *_columns([_WORKERS, *map(_worker_cells, workers)], ())]
         lines += _more(len(snapshot.workers) - len(workers), "worker")
-    return lines
+    return [*map(printable, lines)]
 
 
 def _columns(table: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:

@@ -32,6 +32,17 @@ def test_what_is_printed_is_json_of_the_standard(body: Any) -> None:
     assert json.loads(as_text(read)) == read
 
 
+def test_what_a_terminal_obeys_is_not_printed() -> None:
+    @click.command()
+    @answered
+    def command() -> Iterator[Answer]:
+        yield Answer("a\x1b[8m\nb", {})
+        raise SearchError("c\x1b[8m\nd")
+
+    told = CliRunner().invoke(command, color=True)
+    assert (told.stdout, told.stderr) == ("a�[8m\nb\n", "SearchError: c�[8m\nd\n")
+
+
 def raising(error: BaseException) -> click.Command:
     @click.command()
     @answered

@@ -417,6 +417,45 @@ def test_nobody_has_to_look_on(how: Progress, error: Exception, n_writes: int) -
             progress._due = 0.0
 
 
+@pytest.mark.parametrize("how", ["table", "line", "log"])
+def test_a_display_that_fails_ends_no_search(
+    how: Progress, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("lr")
+
+    console = terminal()
+    with SearchProgress("accuracy", how, console=console) as progress:
+        monkeypatch.setattr("dagsel.views.progress.Snapshot.of", fail)
+        for _ in range(2):
+            progress.update(make_record())
+            progress._due = 0.0
+    assert caplog.text.count("its progress is shown no longer: KeyError") == 1
+    assert console.file.getvalue().count("\x1b[?25h") == (how != "log")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["table", "line", "log"])
+def test_no_name_moves_the_cursor_or_breaks_a_line(how: Progress) -> None:
+    console = terminal(width=200)
+    record = make_record(config={"act\x1b[8m": "a\nb\x1b]52;c;cm0=\x07"})
+    record.trials[1].reason = "broken\x1b[2J"
+    with SearchProgress("f1\n\x1b[8m", how, console=console) as progress:
+        progress.update(record)
+    assert "f1��[8m" in written(console)
+    if how != "line":
+        assert "act�[8m=a�b�]52;c;cm0=�" in written(console)
+    assert "\x1b[8m" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("metric", ["f1[macro]", "accuracy[/val]", "[red]loss"])
+@pytest.mark.parametrize("how", ["table", "line", "log"])
+def test_brackets_in_a_metric_are_no_markup(how: Progress, metric: str) -> None:
+    console = terminal(width=200)
+    with SearchProgress(metric, how, console=console) as progress:
+        progress.update(make_record())
+    assert f"best {metric} 0.9" in written(console)
+
+
 def test_a_budget_of_workers_time_is_shown_as_that_where_workers_differ_in_price() -> None:
     record = make_record()
     record.worker_seconds, record.money = 2700.0, 0.30
