@@ -183,7 +183,8 @@ def is_notebook() -> bool:
         return False
     from IPython import get_ipython
 
-    return type(get_ipython()).__name__ == "ZMQInteractiveShell"
+    # Colab and Spyder have a class of their own below it.
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(get_ipython()).__mro__)
 
 
 def has_prompt() -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Collection
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from rich.console import Console
 from rich.live import Live
@@ -23,6 +26,9 @@ LOG_EVERY_S = 60.0
 #: The first line comes so soon; the time between two doubles until it is that above.
 FIRST_LOG_S = 5.0
 _STARTING = "starting the workers"
+#: What lives in the terminal, one at a time: two would draw over each other.
+_living: WeakSet[InTerminal | OneLine] = WeakSet()
+_choosing = threading.Lock()
 
 
 class Display(Protocol):
@@ -52,18 +58,28 @@ def choose(
     """Return what shows a search; None for nothing.
 
     Of the `ended` trials a log has no line; it begins with the run's folder. `steer` takes the
-    commands of a view that has buttons.
+    commands of a view that has buttons. Where another search lives in the terminal, it is a log.
     """
     if how == "auto":
-        can_move = console.is_terminal and not console.is_dumb_terminal
-        how = "table" if can_move or console.is_jupyter else "log"
+        how = "table" if console.is_jupyter or _can_move(console) else "log"
     if how == "table" and console.is_jupyter:
         return LiveView(steer) if has_widgets() else InNotebook()
-    if how == "table":
-        return InTerminal(console)
-    if how == "line":
-        return OneLine(console)
+    if how in ("table", "line"):
+        with _choosing:
+            if not _living:
+                lives = InTerminal(console) if how == "table" else OneLine(console)
+                _living.add(lives)
+                return lives
+        how = "log"
     return InLog(console, ended, folder) if how == "log" else None
+
+
+def _can_move(console: Console) -> bool:
+    """Whether the cursor can move; rich takes a file for a terminal where FORCE_COLOR is set."""
+    try:
+        return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+    except (AttributeError, ValueError):  # some other object, or closed
+        return False
 
 
 class InTerminal:
@@ -88,9 +104,12 @@ class InTerminal:
 
     def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         """Show how it stood at the end."""
-        if snapshot is not None:
-            self.show(snapshot)
-        self._live.stop()
+        try:
+            if snapshot is not None:
+                self.show(snapshot)
+            self._live.stop()
+        finally:
+            _living.discard(self)
 
 
 class InNotebook:
@@ -166,9 +185,12 @@ class OneLine:
 
     def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         """Show how it stood at the end."""
-        if snapshot is not None:
-            self.show(snapshot)
-        self._progress.stop()
+        try:
+            if snapshot is not None:
+                self.show(snapshot)
+            self._progress.stop()
+        finally:
+            _living.discard(self)
 
 
 class InLog:
@@ -177,7 +199,7 @@ class InLog:
     shows_workers = False
 
     def __init__(self, console: Console, ended: Collection[int], folder: str = "") -> None:
-        self._file, self._folder = console.file, folder
+        self._console, self._folder = console, folder
         self._ended = set(ended)
         self._due: float | None = None
         self._pause_s = FIRST_LOG_S
@@ -221,7 +243,9 @@ class InLog:
         self._write(snapshot.seconds, " · ".join(told))
 
     def _write(self, seconds: float, text: str) -> None:
-        print(f"dagsel {clock(seconds)} · {printable(text)}", file=self._file, flush=True)
+        # Above what lives in the terminal, which stands in for standard error.
+        file = sys.stderr if self._console.stderr else self._console.file
+        print(f"dagsel {clock(seconds)} · {printable(text)}", file=file, flush=True)
 
 
 def _end_of(row: TrialRow, metric: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from io import StringIO
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pyte
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dagsel.console import Progress
+from dagsel.console import Progress, is_notebook
 from dagsel.dispatch.description import WorkerNow
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError
@@ -324,6 +326,60 @@ def test_a_terminal_that_cannot_move_its_cursor_has_a_log() -> None:
     with SearchProgress("accuracy", console=console) as progress:
         progress.update(make_record())
     assert " · the search has ended: 4 trials" in file.getvalue()
+
+
+class Tty(StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("forced", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}])
+def test_only_a_terminal_has_a_table_by_itself(forced: dict[str, str]) -> None:
+    environ = {"TERM": "xterm", **forced}
+    for file in (StringIO(), Tty()):
+        console = Console(file=file, width=100, height=24, _environ=environ)
+        with SearchProgress("accuracy", console=console) as progress:
+            progress.update(make_record())
+        assert ("the search has ended" in file.getvalue()) is not file.isatty()
+
+
+@pytest.mark.parametrize("how", ["table", "line"])
+def test_two_searches_do_not_draw_over_each_other(how: Progress) -> None:
+    first, second, third = terminal(), terminal(), terminal()
+    with SearchProgress("accuracy", how, console=first) as progress:
+        progress.update(make_record())
+        with SearchProgress("accuracy", how, console=second) as beside:
+            beside.update(make_record())
+    with SearchProgress("accuracy", how, console=third) as progress:
+        progress.update(make_record())
+    logs = ["the search has ended" in written(console) for console in (first, second, third)]
+    assert logs == [False, True, False]
+
+
+def test_a_log_stands_above_a_table_of_another_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Tty()
+    monkeypatch.setattr("sys.stderr", screen)
+    table, beside = (Console(stderr=True, force_terminal=True, width=100) for _ in range(2))
+    with SearchProgress("accuracy", "table", console=table) as first:
+        first.update(make_record())
+        at = len(screen.getvalue())
+        with SearchProgress("accuracy", "table", console=beside) as second:
+            second.update(make_record())
+        told = screen.getvalue()[at:]
+    assert "the search has ended" in told
+    assert told.startswith("\r\x1b[2K")  # the table makes room
+
+
+@pytest.mark.parametrize(("name", "base"), [("Shell", "ZMQInteractiveShell"), ("A", "B")])
+def test_a_notebook_is_known_by_what_its_shell_derives_from(
+    name: str, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = type(name, (type(base, (), {}),), {})()
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    assert is_notebook() is (base == "ZMQInteractiveShell")
 
 
 def test_a_log_says_that_a_search_was_interrupted() -> None:
