@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +132,14 @@ def _read(source: tuple[str, ...]) -> Any:
     try:
         import numpy as np
 
-        with np.load(path, allow_pickle=False) as arrays:
-            return dict(arrays)
+        with Path(path).open("rb") as file:
+            return dict(np.lib.npyio.NpzFile(file, allow_pickle=False))
     except (OSError, ValueError) as error:
         raise DatasetInputError(f"{path} cannot be read: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DatasetInputError(
+            f"{path} is no whole .npz file ({error}); write it again with numpy.savez"
+        ) from None
 
 
 def _read_tables(paths: tuple[str, ...]) -> Any:

@@ -127,8 +127,15 @@ def preview(script: str, workers: int | None, epoch: float | str | None) -> Answ
         )
     known = {name: given[name] for name in _PREVIEWED if name in given}
     known["seed"] = known.get("seed") or 0
-    if isinstance(given.get("metric"), str) and (study := given.get("study")) is not None:
-        known["direction"] = study.direction.name.lower()
+    metric, directions = given.get("metric"), getattr(given.get("study"), "directions", ())
+    if isinstance(metric, str) and len(directions) > 1:
+        raise SearchError(
+            f"{script}: the study has {len(directions)} directions, and metric= names one; write "
+            f"metric=[{metric!r}, ...] with a metric for each direction, or create the study with "
+            "one direction"
+        )
+    if isinstance(metric, str) and directions:
+        known["direction"] = directions[0].name.lower()
     try:
         told = dagsel.preview(given["flow"], n_workers=workers, epoch_seconds=epoch, **known)
     except SearchError as error:

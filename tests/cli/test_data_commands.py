@@ -154,6 +154,23 @@ def test_wrong_calls(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "npy"])
+def test_a_damaged_archive_is_named(tmp_path: Path, save: Any, damage: str) -> None:
+    file = tmp_path / "damaged.npz"
+    save(file, x=np.arange(1000.0) ** 2, y=np.arange(1000))
+    data = bytearray(file.read_bytes())
+    data[2000:2100] = bytes(100)
+    with file.open("wb") as one:
+        np.save(one, np.arange(3))
+    if damage != "npy":
+        contents = {"cut": bytes(data[:3000]), "changed": bytes(data), "empty": b""}
+        file.write_bytes(contents[damage])
+    told = asked("shard", file, tmp_path / "out", "--n-shards", 1, code=1)
+    assert told["error"] == "DatasetInputError"
+    assert f"{file} is no whole .npz file (" in told["text"]
+
+
 def test_an_archive_of_objects_is_refused(tmp_path: Path) -> None:
     """It could hold a pickle, which runs code."""
     np.savez(tmp_path / "objects.npz", x=np.array([{}, {}], dtype=object))

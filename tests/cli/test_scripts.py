@@ -53,6 +53,16 @@ def test_any_other_is_simulated(here: Path) -> None:
     assert "--workers and --epoch" in call("preview", "search.py", code=1).stderr
 
 
+def test_one_metric_for_a_study_with_two_directions_is_told_of(here: Path) -> None:
+    write_script(here, epochs=4)
+    script = (here / "search.py").read_text()
+    (here / "search.py").write_text(
+        script.replace('direction="maximize"', 'directions=["maximize", "minimize"]')
+    )
+    words = ("preview", "search.py", "--workers", 3, "--epoch", "10 s")
+    assert "write metric=['value', ...]" in call(*words, code=1).stderr
+
+
 SCRIPTS = {
     "x = 1": "defines no function search()",
     "import nothing_like_this": "line 1: ModuleNotFoundError",
