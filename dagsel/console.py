@@ -49,10 +49,10 @@ def amount(number: float) -> str:
 
     Examples
     --------
-    >>> amount(0), amount(85.71), amount(12345.6)
-    ('0', '85.7', '12,346')
+    >>> amount(0), amount(85.71), amount(999.6), amount(12345.6)
+    ('0', '85.7', '1,000', '12,346')
     """
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+    return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
 def span(seconds: float) -> str:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from weakref import WeakMethod
 
 from dagsel.driver.inbox import Inbox, Order
 from dagsel.errors import SearchError
@@ -105,7 +106,7 @@ class Search(Steerable):
         # What it shows in a notebook stands below the cell that has begun it.
         here = contextvars.copy_context()
         self._thread = threading.Thread(target=here.run, args=(self._run,), name=name, daemon=True)
-        _before_exit(self._wait_at_exit)
+        _before_exit(WeakMethod(self._wait_at_exit))
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -242,8 +243,16 @@ class Search(Steerable):
         self._inbox.post(Order(command)).add_done_callback(tell)
 
 
-def _before_exit(call: Callable[[], None]) -> None:
-    """Have something called when the main thread has ended, while threads still serve others."""
+def _before_exit(method: WeakMethod[Callable[[], None]]) -> None:
+    """Have something called when the main thread has ended, while threads still serve others.
+
+    It does not keep a search alive that has ended.
+    """
+
+    def call() -> None:
+        if (found := method()) is not None:
+            found()
+
     register = getattr(threading, "_register_atexit", None)
     if register is not None:  # else the search ends with Python, and can be resumed
         register(call)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import pytest
 from distributed import Client
 
 import dagsel
+from dagsel.driver.inbox import Inbox
 from dagsel.errors import RunDirLockedError, SearchCancelledError, SearchError, WorkloadError
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.interrupting import interruptible
@@ -234,6 +238,24 @@ def test_a_callback_commands_without_waiting_for_itself(
     assert {*refused} == {"wait()", "add"}
     (told,) = [text for text in caplog.messages if "of a callback is not performed" in text]
     assert "cannot be paused: it is complete" in told
+
+
+def test_a_search_that_has_ended_and_that_nobody_holds_is_freed() -> None:
+    class Search:
+        session = SimpleNamespace(folder=SimpleNamespace(url="x"), record=SimpleNamespace(run="r"))
+
+        def run(self, inbox: Inbox) -> str:
+            return "a run"
+
+    prepared: Any = Search()
+    search = dagsel.Search(prepared)
+    run: Any = search.wait()
+    assert run == "a run"
+    search._thread.join()
+    freed = weakref.ref(search)
+    del search, prepared
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_callback_cancels_its_search(start: Callable[..., dagsel.Search]) -> None:
