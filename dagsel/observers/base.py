@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dagsel.checks import short_traceback, shown
@@ -147,6 +147,42 @@ def check_observers(observers: Any) -> tuple[Observer, ...]:
             )
         observer.check()
     return tuple(observers)
+
+
+class ChangedParams:
+    """Finds the parameters that a search changes while a trial trains, as those of `PBT`.
+
+    Trackers keep one set of parameters for a trial, those that were drawn. Numbers that differ from
+    them are written for each epoch, from the first one that does.
+
+    Examples
+    --------
+    >>> changed = ChangedParams()
+    >>> changed.began(TrialBegan(3, {"lr": 0.1, "width": 64}))
+    >>> about = {"train_loss": 0.4, "seconds": 12.0, "at": 1.7e9}
+    >>> for lr in (0.1, 0.2, 0.1):
+    ...     params = {"lr": lr, "width": 64}
+    ...     print(changed.numbers(EpochEnded(3, 1, 0.91, {}, **about, params=params)))
+    {}
+    {'params/lr': 0.2}
+    {'params/lr': 0.1}
+    """
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, Mapping[str, Any]] = {}  # by trial
+        self._names: dict[int, set[str]] = {}  # of those that differ, by trial
+
+    def began(self, trial: TrialBegan) -> None:
+        """Note what was drawn for a trial."""
+        self._drawn[trial.trial], self._names[trial.trial] = trial.params, set()
+
+    def numbers(self, epoch: EpochEnded) -> dict[str, float]:
+        """Return the numbers to write for an epoch, by ``params/NAME``."""
+        drawn, params = self._drawn.get(epoch.trial, {}), epoch.params
+        names = self._names.setdefault(epoch.trial, set())
+        names |= {name for name, value in params.items() if value != drawn.get(name)}
+        numbers = {name: params[name] for name in sorted(names & params.keys())}
+        return {f"params/{k}": float(v) for k, v in numbers.items() if isinstance(v, int | float)}
 
 
 def tell(observer: Observer, told: Told) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.observers.base import Observer
-from dagsel.observers.events import EpochEnded, SearchBegan, TrialBegan
+from dagsel.observers.events import EpochEnded, SearchBegan
 from dagsel.storage import disk
 
 _FIRST = ("run", "trial", "epoch", "seconds", "train_loss")
@@ -21,9 +21,10 @@ class CSV(Observer):
     """Writes a row for each epoch of each trial, with its metrics and parameters.
 
     Columns are ``run``, ``trial``, ``epoch`` (from 1), ``seconds`` since the run began,
-    ``train_loss``, the validation metrics, and the parameters as ``param_lr`` for ``lr``. Where a
-    trial brings a parameter or a metric that none had before, the file is written anew with one
-    more column. If the file exists, rows are appended; rows of other runs stay.
+    ``train_loss``, the validation metrics, and the parameters that the epoch was trained with, as
+    ``param_lr`` for ``lr``. Where a trial brings a parameter or a metric that none had before, the
+    file is written anew with one more column. If the file exists, rows are appended; rows of other
+    runs stay.
 
     Parameters
     ----------
@@ -41,8 +42,8 @@ class CSV(Observer):
     >>> path = Path(tempfile.mkdtemp()) / "epochs.csv"
     >>> observer = CSV(path)
     >>> observer.search_began(SearchBegan("3f9a", "digits", "accuracy", "maximize", "runs/1"))
-    >>> observer.trial_began(TrialBegan(0, {"lr": 0.1}))
-    >>> observer.epoch_ended(EpochEnded(0, 1, 0.5, {"accuracy": 0.5}, 2.25, 1.5, 1.7e9))
+    >>> about = {"train_loss": 2.25, "seconds": 1.5, "at": 1.7e9, "params": {"lr": 0.1}}
+    >>> observer.epoch_ended(EpochEnded(0, 1, 0.5, {"accuracy": 0.5}, **about))
     >>> print(path.read_text())
     run,trial,epoch,seconds,train_loss,accuracy,param_lr
     3f9a,0,1,1.5,2.25,0.5,0.1
@@ -52,7 +53,6 @@ class CSV(Observer):
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(fspath(path))
         self._run = ""
-        self._params: dict[int, Mapping[str, Any]] = {}
         self._columns: list[str] = []
         self._there: set[tuple[str, str]] = set()  # trial and epoch of the rows of this run
 
@@ -65,15 +65,11 @@ class CSV(Observer):
 
     def search_began(self, search: SearchBegan) -> None:
         """Read what is there; a last row that is cut off is left out."""
-        self._run, self._params = search.run, {}
+        self._run = search.run
         rows = self._read()
         self._there = {(r["trial"], r["epoch"]) for r in rows if r["run"] == self._run}
         if self._columns:
             self._write(rows)
-
-    def trial_began(self, trial: TrialBegan) -> None:
-        """Keep its parameters for its rows."""
-        self._params[trial.trial] = trial.params
 
     def epoch_ended(self, epoch: EpochEnded) -> None:
         """Append a row."""
@@ -83,7 +79,7 @@ class CSV(Observer):
         row = {
             **dict(zip(_FIRST, (self._run, *place, epoch.seconds, epoch.train_loss), strict=True)),
             **epoch.metrics,
-            **{f"param_{name}": v for name, v in self._params.get(epoch.trial, {}).items()},
+            **{f"param_{name}": v for name, v in epoch.params.items()},
         }
         new = [name for name in row if name not in self._columns]
         if new:

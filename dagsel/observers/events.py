@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 
@@ -46,7 +46,7 @@ class TrialBegan:
     trial
         Its number.
     params
-        Its parameters; labels stand for those that have no form in JSON.
+        The parameters that were drawn for it; labels stand for those that have no form in JSON.
     is_past
         Whether that was in an earlier process, before the search was resumed or extended.
 
@@ -77,10 +77,14 @@ class EpochEnded:
         Seconds since the run began; and since 1970.
     is_past
         As in `TrialBegan`.
+    params
+        The parameters that the epoch was trained with. Some searches, such as `dagsel.flows.PBT`,
+        change those that were drawn.
 
     Examples
     --------
-    >>> epoch = EpochEnded(3, 1, 0.91, {"accuracy": 0.91}, train_loss=0.4, seconds=12.0, at=1.7e9)
+    >>> metrics, params = {"accuracy": 0.91}, {"lr": 0.1}
+    >>> epoch = EpochEnded(3, 1, 0.91, metrics, 0.4, seconds=12.0, at=1.7e9, params=params)
     >>> epoch.trial, epoch.epoch, epoch.value
     (3, 1, 0.91)
     """
@@ -93,6 +97,7 @@ class EpochEnded:
     seconds: float
     at: float
     is_past: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Feed:
             if number not in self._n_epochs:
                 self._n_epochs[number] = 0
                 self._live.add(number)
-                yield TrialBegan(number, trial.params, self.is_past)
+                yield TrialBegan(number, dict(trial.params), self.is_past)
             known = self._n_epochs[number]
             if len(trial.epochs) > known:
                 self._n_epochs[number] = len(trial.epochs)
@@ -51,7 +51,8 @@ class Feed:
     def _epoch(self, record: Record, trial: TrialRecord, epoch: EpochRecord) -> EpochEnded:
         about = (epoch.value, dict(epoch.metrics), epoch.train_loss, epoch.seconds)
         at = wall_time(record, epoch.seconds)
-        return EpochEnded(trial.number, epoch.epoch, *about, at, self.is_past)
+        params = trial.params_at(epoch.epoch)
+        return EpochEnded(trial.number, epoch.epoch, *about, at, self.is_past, params)
 
 
 def wall_time(record: Record, seconds: float) -> float:

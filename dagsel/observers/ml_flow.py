@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.observers.base import Observer
+from dagsel.observers.base import ChangedParams, Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
 
 _RUN, _TRIAL, _PARENT = "dagsel.run", "dagsel.trial", "mlflow.parentRunId"
@@ -32,7 +32,8 @@ class MLflow(Observer):
     """Writes a run of MLflow for the search, and one below it for each trial.
 
     The runs of trials have their parameters, and by epoch the validation metrics and
-    ``train_loss``. A trial that was pruned is ``KILLED`` there. Where a search goes on, it goes on
+    ``train_loss``. Numbers among the parameters that the search changes later are metrics, such as
+    ``params/lr``. A trial that was pruned is ``KILLED`` there. Where a search goes on, it goes on
     in the same runs.
 
     Needs ``pip install "dagsel[mlflow]"``.
@@ -57,6 +58,7 @@ class MLflow(Observer):
         self._parent = self._experiment_id = ""
         self._runs: dict[int, str] = {}  # by trial
         self._there: dict[int, set[int]] = {}  # epochs of trials of before
+        self._changed = ChangedParams()
 
     def check(self) -> None:
         """Raise an error if MLflow is not installed, or cannot be reached."""
@@ -82,6 +84,7 @@ class MLflow(Observer):
             self._client.create_experiment(name) if found is None else found.experiment_id
         )
         self._runs, self._there, self._parent = {}, {}, ""
+        self._changed = ChangedParams()
         ours = f"tags.`{_RUN}` = '{search.run}'"
         token = None
         while True:
@@ -109,6 +112,7 @@ class MLflow(Observer):
         """Begin a run, unless there is one."""
         from mlflow.entities import Param
 
+        self._changed.began(trial)
         if trial.trial in self._runs:
             return
         created = self._client.create_run(
@@ -126,7 +130,7 @@ class MLflow(Observer):
         from mlflow.entities import Metric
 
         run = self._runs[epoch.trial]
-        told = {**epoch.metrics, "train_loss": epoch.train_loss}
+        told = {**epoch.metrics, "train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
         values = {_named(name): value for name, value in told.items()}
         if epoch.trial not in self._there:  # the run is of an earlier process
             last = self._client.get_metric_history(run, "train_loss")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.observers.base import Observer
+from dagsel.observers.base import ChangedParams, Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, TrialBegan, TrialEnded
 
 #: What a file of events begins with.
@@ -22,8 +22,9 @@ class TensorBoard(Observer):
     """Writes the metrics of each trial for TensorBoard, and its parameters for the HPARAMS tab.
 
     A trial has the folder ``RUN/trial-0007``; steps are epochs, from 1. Validation metrics have
-    their names under ``validation/``, the training loss is ``loss/train``. Where a search goes on,
-    epochs that are there are not written again.
+    their names under ``validation/``, the training loss is ``loss/train``. The HPARAMS tab has the
+    parameters that were drawn; numbers that the search changes later are under ``params/``. Where a
+    search goes on, epochs that are there are not written again.
 
     Needs ``pip install "dagsel[tensorboard]"``; look with ``tensorboard --logdir FOLDER``.
 
@@ -51,6 +52,7 @@ class TensorBoard(Observer):
         # Of each trial the epochs that are there, and 0 for its parameters.
         self._there: dict[int, set[int]] = {}
         self._files: dict[int, Path] = {}
+        self._changed = ChangedParams()
         self._session = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.dagsel"
 
     def check(self) -> None:
@@ -69,12 +71,13 @@ class TensorBoard(Observer):
     def search_began(self, search: SearchBegan) -> None:
         """Find out what is there of the run."""
         self._run, self._files = self._folder / search.run, {}
-        self._there = {}
+        self._there, self._changed = {}, ChangedParams()
         for folder in self._run.glob("trial-*"):
             self._there[int(folder.name.partition("-")[2])] = _steps(folder)
 
     def trial_began(self, trial: TrialBegan) -> None:
         """Write its parameters."""
+        self._changed.began(trial)
         there = self._there.setdefault(trial.trial, set())
         if 0 not in there:
             from tensorboard.plugins.hparams import metadata, plugin_data_pb2
@@ -94,12 +97,13 @@ class TensorBoard(Observer):
 
     def epoch_ended(self, epoch: EpochEnded) -> None:
         """Write its metrics, unless they are there."""
+        changed = self._changed.numbers(epoch)
         there = self._there.setdefault(epoch.trial, set())
         if epoch.epoch in there:
             return
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = {_TRAIN_LOSS: epoch.train_loss}
+        values = {_TRAIN_LOSS: epoch.train_loss, **changed}
         values |= {f"validation/{name}": value for name, value in epoch.metrics.items()}
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._write(epoch.trial, Summary(value=scalars), epoch.epoch, epoch.at)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dagsel.checks import choice
 from dagsel.errors import SearchError
-from dagsel.observers.base import Observer
+from dagsel.observers.base import ChangedParams, Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
 
 #: W&B's own process outlives a killed one for some seconds, and has its runs as long.
@@ -20,8 +20,9 @@ _RELEASED_S, _LOOK_S = 60.0, 0.5
 class WandB(Observer):
     """Writes a run of Weights & Biases for each trial; those of a search are a group.
 
-    A run has the trial's parameters, and by epoch the validation metrics and ``train_loss``. Its
-    summary says how the trial has ended.
+    A run has the trial's parameters, and by epoch the validation metrics and ``train_loss``.
+    Numbers among the parameters that the search changes later are metrics, such as ``params/lr``.
+    The summary says how the trial has ended.
 
     W&B keeps in memory for a while what it gets, and loses it if the process is killed. Where the
     search goes on, all is sent once more: offline, into new folders in place of the old ones;
@@ -61,6 +62,7 @@ class WandB(Observer):
         self._mode = mode
         self._search: SearchBegan | None = None
         self._runs: dict[int, Any] = {}  # by trial
+        self._changed = ChangedParams()
 
     def check(self) -> None:
         """Raise an error if W&B is not installed, not logged in, or cannot write."""
@@ -79,13 +81,14 @@ class WandB(Observer):
 
     def search_began(self, search: SearchBegan) -> None:
         """Make way for what is told again."""
-        self._search, self._runs = search, {}
+        self._search, self._runs, self._changed = search, {}, ChangedParams()
         if search.goes_on and self._mode == "offline":
             for old in self._folder.glob(f"wandb/offline-run-*-{search.run}-*"):
                 shutil.rmtree(old)
 
     def trial_began(self, trial: TrialBegan) -> None:
         """Begin a run, or go on with the one that the server has."""
+        self._changed.began(trial)
         ends_at = time.monotonic() + _RELEASED_S
         while True:
             try:
@@ -125,8 +128,9 @@ class WandB(Observer):
     def epoch_ended(self, epoch: EpochEnded) -> None:
         """Write its metrics, unless the server has them."""
         run = self._runs[epoch.trial]
+        values = {**epoch.metrics, "train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
         if epoch.epoch >= run.starting_step:
-            run.log({**epoch.metrics, "train_loss": epoch.train_loss}, step=epoch.epoch)
+            run.log(values, step=epoch.epoch)
 
     def trial_ended(self, trial: TrialEnded) -> None:
         """End its run; one of before stays open, as the trial may go on."""

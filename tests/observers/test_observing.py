@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -13,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.errors import SearchCancelledError, SearchError
-from dagsel.flows import ASHA
+from dagsel.flows import ASHA, PBT, Range
 from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry
 from dagsel.observers import (
     CSV,
@@ -70,6 +73,29 @@ def test_whenever_a_record_is_read_all_is_told_once_and_in_order(looks: set[int]
         ]
         assert len(mine) == len(trial.epochs) + 2
     assert ending(record, None).best_trial == RUN.best.trial
+
+
+def test_an_epoch_has_the_parameters_that_it_was_trained_with(tmp_path: Path) -> None:
+    flow = PBT(max_epochs=8, n_trials=6, mutations={"lr": Range(1e-4, 1.0, log=True)})
+    run = simulate(flow, PowerLaw(), SimulatedCluster(n_workers=2), space=space)
+    table, n_changed = CSV(tmp_path / "epochs.csv"), 0
+    for told in [BEGAN, *Feed().news(run.record)]:
+        tell(table, told)
+    with (tmp_path / "epochs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            trial = run.record.trials[int(row["trial"])]
+            assert float(row["param_lr"]) == trial.params_at(int(row["epoch"]))["lr"]
+            n_changed += float(row["param_lr"]) != trial.params["lr"]
+    assert n_changed > 0
+
+
+def test_an_observer_that_changes_what_it_hears_does_not_change_the_record() -> None:
+    record = Record("r", trials={0: TrialRecord(0, {}, {"lr": 0.1})})
+    (began,) = Feed().news(record)
+    assert isinstance(began, TrialBegan)
+    assert isinstance(began.params, dict)
+    began.params["lr"] = 0.5
+    assert record.trials[0].params == {"lr": 0.1}
 
 
 class Kept(Observer):

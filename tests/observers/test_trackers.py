@@ -34,17 +34,27 @@ BEGAN = SearchBegan("3f9a", "digits", "accuracy", "maximize", "runs/1")
 N_EPOCHS = {0: 3, 1: 1, 2: 4}
 
 
+def lr(trial: int, epoch: int) -> float:
+    """What an epoch is trained with: the search changes it twice, and then it is as drawn."""
+    return 0.2 if (trial, epoch) == (2, 3) else 0.1
+
+
+#: Where a tracker that has one set of parameters has it by epoch.
+CHANGED = {3: 0.2, 4: 0.1}
+
+
 def story(run: str = "3f9a", *, is_past: bool = False) -> list[Told]:
     """A search of three trials; the last one has a parameter that the others lack."""
     told: list[Told] = [SearchBegan(run, "digits", "accuracy", "maximize", "runs/1", is_past)]
     for trial, n_epochs in N_EPOCHS.items():
-        depth = {"depth": 3} if trial == 2 else {}
-        told.append(TrialBegan(trial, {"lr": 0.1, "act": "relu, or", **depth}, is_past))
+        params = {"lr": 0.1, "act": "relu, or", **({"depth": 3} if trial == 2 else {})}
+        told.append(TrialBegan(trial, params, is_past))
         for epoch in range(1, n_epochs + 1):
             value = trial + epoch / 10
             metrics = {"accuracy": value, **({"f1": value / 2} if trial == 2 else {})}
             at = 1.7e9 + trial * 100 + epoch
-            told.append(EpochEnded(trial, epoch, value, metrics, 1 / epoch, 1.0, at, is_past))
+            now = {**params, "lr": lr(trial, epoch)}
+            told.append(EpochEnded(trial, epoch, value, metrics, 1 / epoch, 1.0, at, is_past, now))
         state = ("complete", "failed", "pruned")[trial]
         told.append(TrialEnded(trial, state, value, n_epochs, "why", is_past))
     return told
@@ -59,6 +69,7 @@ def read_csv(folder: Path) -> Counter[tuple[int, int, str]]:
         rows = [row for row in csv.DictReader(file) if row["run"] == "3f9a"]
     for row in rows:
         assert float(row["accuracy"]) == int(row["trial"]) + int(row["epoch"]) / 10
+        assert float(row["param_lr"]) == lr(int(row["trial"]), int(row["epoch"]))
         assert row["param_act"] == "relu, or"
         assert row.get("param_depth", "") == ("3" if row["trial"] == "2" else "")
     return Counter((int(row["trial"]), int(row["epoch"]), "accuracy") for row in rows)
@@ -77,6 +88,10 @@ def read_tensorboard(folder: Path) -> Counter[tuple[int, int, str]]:
             assert event.value == pytest.approx(trial + event.step / 10)
             assert event.wall_time == 1.7e9 + trial * 100 + event.step
             found[trial, event.step, "accuracy"] += 1
+        if "params/lr" in read.Tags()["scalars"]:
+            changed = {event.step: event.value for event in read.Scalars("params/lr")}
+            assert trial == 2
+            assert changed == pytest.approx(CHANGED)
         data = read.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         params = plugin_data_pb2.HParamsPluginData.FromString(data).session_start_info.hparams
         assert params["lr"].number_value == 0.1
@@ -103,6 +118,8 @@ def read_mlflow(uri: str, *, has_ended: bool) -> Counter[tuple[int, int, str]]:
         for metric in client.get_metric_history(run.info.run_id, "accuracy"):
             assert metric.value == trial + metric.step / 10
             found[trial, metric.step, "accuracy"] += 1
+        changed = client.get_metric_history(run.info.run_id, "params/lr")
+        assert {m.step: m.value for m in changed} == (CHANGED if trial == 2 else {})
         losses = client.get_metric_history(run.info.run_id, "train_loss")
         assert len(losses) == len({loss.step for loss in losses})
     return found
@@ -212,6 +229,7 @@ def test_offline_runs_of_wandb_have_each_epoch_and_the_parameters(tmp_path: Path
         assert values["accuracy"] == trial + step / 10
         assert values["train_loss"] == 1 / step
         assert ("f1" in values) == (trial == 2)
+        assert values.get("params/lr") == (CHANGED.get(step) if trial == 2 else None)
     configs = wandb_files.configs(tmp_path, "3f9a")
     assert configs[0] == {"lr": 0.1, "act": "relu, or"}
     assert configs[2] == {"lr": 0.1, "act": "relu, or", "depth": 3}
