@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import fcntl
 import io
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dagsel.errors import SearchError
 from dagsel.observers.base import Observer
@@ -24,7 +27,7 @@ class CSV(Observer):
     ``train_loss``, the validation metrics, and the parameters that the epoch was trained with, as
     ``param_lr`` for ``lr``. Where a trial brings a parameter or a metric that none had before, the
     file is written anew with one more column. If the file exists, rows are appended; rows of other
-    runs stay.
+    runs stay. Several searches may write to one file at once.
 
     Parameters
     ----------
@@ -53,7 +56,6 @@ class CSV(Observer):
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(fspath(path))
         self._run = ""
-        self._columns: list[str] = []
         self._there: set[tuple[str, str]] = set()  # trial and epoch of the rows of this run
 
     def check(self) -> None:
@@ -65,11 +67,14 @@ class CSV(Observer):
 
     def search_began(self, search: SearchBegan) -> None:
         """Read what is there; a last row that is cut off is left out."""
-        self._run = search.run
-        rows = self._read()
-        self._there = {(r["trial"], r["epoch"]) for r in rows if r["run"] == self._run}
-        if self._columns:
-            self._write(rows)
+        self._run, self._there = search.run, set()
+        if not self._path.exists():
+            return
+        with _alone(self._path) as file:
+            columns, rows = self._read(file)
+            self._there = {(r["trial"], r["epoch"]) for r in rows if r["run"] == self._run}
+            if columns:
+                self._write(columns, rows)
 
     def epoch_ended(self, epoch: EpochEnded) -> None:
         """Append a row."""
@@ -81,35 +86,71 @@ class CSV(Observer):
             **epoch.metrics,
             **{f"param_{name}": v for name, v in epoch.params.items()},
         }
-        new = [name for name in row if name not in self._columns]
-        if new:
-            params = [name for name in [*self._columns, *new] if name.startswith("param_")]
-            others = [name for name in [*self._columns, *new] if not name.startswith("param_")]
-            rows = self._read() if self._columns else []
-            self._columns = [*others, *params]
-            self._write(rows)
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            file.write(self._line(row))
+        with _alone(self._path) as file:
+            columns = self._columns(file) if _is_whole(file) else []
+            if row.keys() <= {*columns}:
+                file.write(_line(columns, row))
+                file.flush()
+            else:
+                columns, rows = self._read(file)
+                names = dict.fromkeys([*columns, *row])
+                params_last = sorted(names, key=lambda name: name.startswith("param_"))
+                self._write(params_last, [*rows, row])
         self._there.add(place)
 
-    def _read(self) -> list[dict[str, str]]:
-        """Return the whole rows of the file."""
-        if not self._path.exists():
-            return []
-        text = self._path.read_text("utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        reader = csv.DictReader(io.StringIO(whole, newline=""))
-        self._columns = list(reader.fieldnames or ())
-        if self._columns and not {*_FIRST} <= {*self._columns}:
+    def _columns(self, file: TextIO) -> list[str]:
+        """Return the columns of the file; none if it is empty."""
+        file.seek(0)
+        columns = next(csv.reader(file), [])
+        if columns and not {*_FIRST} <= {*columns}:
             raise SearchError(f"{self._path} is another file: it has no column run, trial or epoch")
-        return [row for row in reader if None not in row.values()]
+        return columns
 
-    def _write(self, rows: list[dict[str, str]]) -> None:
-        head = self._line({}, head=True)
-        disk.replace(self._path, "".join([head, *map(self._line, rows)]).encode(), sync=False)
+    def _read(self, file: TextIO) -> tuple[list[str], list[dict[str, str]]]:
+        """Return the columns and the whole rows of the file."""
+        file.seek(0)
+        text = file.read()
+        whole = io.StringIO(text[: text.rfind("\n") + 1], newline="")
+        columns = self._columns(whole)
+        rows = csv.DictReader(whole, columns)
+        return columns, [row for row in rows if None not in row.values()]
 
-    def _line(self, row: Mapping[str, Any], *, head: bool = False) -> str:
-        line = io.StringIO(newline="")
-        writer = csv.DictWriter(line, self._columns, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader() if head else writer.writerow(dict(row))
-        return line.getvalue()
+    def _write(self, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+        lines = [_line(columns, row) for row in (dict(zip(columns, columns, strict=True)), *rows)]
+        disk.replace(self._path, "".join(lines).encode(), sync=False)
+
+
+def _line(columns: Sequence[str], row: Mapping[str, Any]) -> str:
+    line = io.StringIO(newline="")
+    csv.DictWriter(line, columns, lineterminator="\n", extrasaction="ignore").writerow(dict(row))
+    return line.getvalue()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[TextIO]:
+    """Open a file to read it and to append; others that do so wait, also if it is replaced."""
+    while True:
+        with path.open("a+", newline="", encoding="utf-8") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                if _is_at(path, file):
+                    yield file
+                    return
+            finally:  # a process that was forked meanwhile has the file open, too
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_whole(file: TextIO) -> bool:
+    """Whether the last line of a file has its end; one that was killed may have cut it off."""
+    size = os.fstat(file.fileno()).st_size
+    return size == 0 or os.pread(file.fileno(), 1, size - 1) == b"\n"

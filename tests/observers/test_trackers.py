@@ -6,6 +6,7 @@ import builtins
 import csv
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,66 @@ def test_a_csv_file_has_each_epoch_once_also_if_its_end_is_cut_off(
         tell(other, told)
     after_kills(lambda: CSV(path), kills, damage)
     assert read_csv(folder) == WHOLE
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def of_run(run: str, params: dict[str, Any], metric: str, n_epochs: int) -> list[Told]:
+    """Two searches with other parameters and another metric have other columns."""
+    told: list[Told] = [SearchBegan(run, "digits", metric, "maximize", f"runs/{run}")]
+    told += [
+        EpochEnded(0, n, n / 10, {metric: n / 10}, 2.0, 1.0, 1.7e9, params=params)
+        for n in range(1, n_epochs + 1)
+    ]
+    return told
+
+
+@given(order=st.permutations([0] * 5 + [1] * 5), cuts=st.sets(st.integers(0, 9)))
+def test_two_searches_write_to_one_csv_file_at_once(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], cuts: set[int]
+) -> None:
+    """A third process may have been killed in the middle of a row."""
+    path = tmp_path_factory.mktemp("csv") / "epochs.csv"
+    stories = [of_run("a", {"lr": 0.1}, "accuracy", 4), of_run("b", {"width": 7}, "f1", 4)]
+    both = [(CSV(path), iter(told)) for told in stories]
+    for n, which in enumerate(order):
+        observer, told = both[which]
+        tell(observer, next(told))
+        if n in cuts and path.exists():
+            with path.open("a") as file:
+                file.write("c,0,1")
+    tell(CSV(path), SearchBegan("d", "digits", "f1", "maximize", "runs/d"))
+    for run, metric, param, value in (
+        ("a", "accuracy", "param_lr", "0.1"),
+        ("b", "f1", "param_width", "7"),
+    ):
+        mine = [row for row in rows(path) if row["run"] == run]
+        assert [(r["epoch"], r[metric]) for r in mine] == [
+            (str(n), str(n / 10)) for n in range(1, 5)
+        ]
+        assert {row[param] for row in mine} == {value}
+    assert len(rows(path)) == 8
+
+
+def test_rows_of_two_threads_are_all_there(tmp_path: Path) -> None:
+    """Each row has a column that is new, so that the file is replaced all the time."""
+    path = tmp_path / "epochs.csv"
+
+    def write(run: str) -> None:
+        observer = CSV(path)
+        observer.search_began(SearchBegan(run, "digits", "accuracy", "maximize", "runs/1"))
+        for n in range(1, 41):
+            params = {f"{run}{n}": n}
+            observer.epoch_ended(EpochEnded(0, n, 0.5, {}, 2.0, 1.0, 1.7e9, params=params))
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write, "ab"))
+    found = rows(path)
+    assert Counter(row["run"] for row in found) == {"a": 40, "b": 40}
+    assert all(row[f"param_{row['run']}{row['epoch']}"] == row["epoch"] for row in found)
 
 
 def test_a_csv_file_whose_only_row_is_cut_off_has_it_again(tmp_path: Path) -> None:
