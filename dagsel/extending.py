@@ -27,7 +27,7 @@ from dagsel.history.settings import Settings
 from dagsel.history.tariff import Tariff
 from dagsel.interrupting import interruptible
 from dagsel.messages import ENTRIES, Turn
-from dagsel.observers.base import check_observers
+from dagsel.observers.base import check_observers, hold_observers
 from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
 from dagsel.session import Call, Session
@@ -77,7 +77,7 @@ def extend(
     folder = run.run_dir
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
-    with folder.lock(about["run"]) as lock:
+    with folder.lock(about["run"]) as lock, hold_observers(call.observers):
         entries, record = read_history(folder, settings, about["run"])
         _check_ended(record, folder.url)
         if record.interrupted:  # of what was not reported nothing counts any more

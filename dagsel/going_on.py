@@ -29,7 +29,7 @@ from dagsel.history.settings import Settings, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.messages import Entry, SessionBegun, Turn
 from dagsel.observers import Observer
-from dagsel.observers.base import check_observers
+from dagsel.observers.base import check_observers, hold_observers
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import read_price
 from dagsel.reopening import adopt, parts_of, study_of
@@ -186,7 +186,7 @@ def resume(
     settings = Settings.from_json(about, folder.url)
     if call.workers:
         read_price(dearest(call.workers), settings.currency, name="the dearest of workers=")
-    with folder.lock(about["run"]) as lock:
+    with folder.lock(about["run"]) as lock, hold_observers(call.observers):
         entries, record = read_history(folder, settings, about["run"], goes_on=True)
         settings = settings.within(record.limits)
         check_cluster(client, cluster, starts=not record.finished)

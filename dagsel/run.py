@@ -31,7 +31,7 @@ from dagsel.history.result import Run
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.observers import Observer
-from dagsel.observers.base import check_observers
+from dagsel.observers.base import check_observers, hold_observers
 from dagsel.planning.budget import price_for
 from dagsel.planning.pools import Workers
 from dagsel.planning.small_population import Policy
@@ -407,6 +407,7 @@ def _prepared(
     folder = given.run_dir or RunDir.fresh(driver.name, run)
     with ExitStack() as stack:
         lock = stack.enter_context(folder.lock(run))
+        stack.enter_context(hold_observers(call.observers))
         if isinstance(dataset, ArrayPair):
             folder.check_free()
             dataset = dataset.write(folder.data)

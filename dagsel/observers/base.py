@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from dagsel.checks import short_traceback, shown
 from dagsel.errors import SearchError
@@ -15,6 +18,12 @@ from dagsel.observers.events import (
     TrialBegan,
     TrialEnded,
 )
+
+logger = logging.getLogger("dagsel")
+
+#: The observers of each search that runs in this process.
+_HELD: dict[int, list[Observer]] = {}
+_HOLDING = threading.Lock()
 
 
 class Observer:
@@ -28,6 +37,9 @@ class Observer:
     before is sent once more from the beginning, so that nothing is missing if a process was killed.
     If you have kept it, skip it: trials and epochs have numbers, and `is_past` says what was
     before.
+
+    Searches that run at once need an object each: one that is given to two hears both, in two
+    threads, and what it hears does not say which of them it is of.
 
     Examples
     --------
@@ -64,6 +76,9 @@ class Observer:
     >>> observer.search_ended(SearchEnded(3, 0.91, 1, 1, 12.0, 12.0))
     the best is 0.91
     """
+
+    #: Whether it mixes up two searches that run at once; None if that is unknown.
+    _is_of_one_search: ClassVar[bool | None] = None
 
     def check(self) -> None:
         """Raise an error if it cannot work here, before anything is trained."""
@@ -121,7 +136,8 @@ def check_observers(observers: Any) -> tuple[Observer, ...]:
     Raises
     ------
     SearchError
-        If something is no observer, or what it needs is not installed.
+        If something is no observer, or what it needs is not installed, or a tracker is that of
+        another search that runs.
 
     Examples
     --------
@@ -145,8 +161,47 @@ def check_observers(observers: Any) -> tuple[Observer, ...]:
                 f"observers has {shown(observer)}, which is none: let its class inherit "
                 "dagsel.observers.Observer"
             )
+        _is_held(observer)
         observer.check()
     return tuple(observers)
+
+
+@contextlib.contextmanager
+def hold_observers(observers: Sequence[Observer]) -> Iterator[None]:
+    """Hold the observers of a search until it has ended.
+
+    Raises
+    ------
+    SearchError
+        If another search holds one that cannot serve both.
+    """
+    mine = list(observers)
+    with _HOLDING:
+        shared = [observer for observer in mine if _is_held(observer)]
+        _HELD[id(mine)] = mine
+    for name in [type(it).__name__ for it in shared if it._is_of_one_search is None]:
+        logger.warning(
+            "the observer %s hears two searches at once, in two threads; make one for each, unless "
+            "it keeps nothing of them",
+            name,
+        )
+    try:
+        yield
+    finally:
+        del _HELD[id(mine)]
+
+
+def _is_held(observer: Observer) -> bool:
+    """Whether a search holds it; raise an error if it can serve no other one."""
+    if all(observer is not other for held in [*_HELD.values()] for other in held):
+        return False
+    if observer._is_of_one_search:
+        name = type(observer).__name__
+        raise SearchError(
+            f"observers has the {name} of another search that has not ended: make one for each "
+            f"search, as in {name}(...)"
+        )
+    return True
 
 
 class ChangedParams:

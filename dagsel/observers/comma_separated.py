@@ -53,6 +53,8 @@ class CSV(Observer):
     <BLANKLINE>
     """
 
+    _is_of_one_search = True
+
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(fspath(path))
         self._run = ""

@@ -24,6 +24,8 @@ class Logging(Observer):
     >>> observer.epoch_ended(EpochEnded(0, 1, 0.5, {"accuracy": 0.5}, 2.25, 1.5, 1.7e9))
     """
 
+    _is_of_one_search = False
+
     def __init__(self, logger: str = "dagsel.trials", level: int = logging.INFO) -> None:
         self._logger, self._level = logging.getLogger(logger), level
 

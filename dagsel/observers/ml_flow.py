@@ -52,6 +52,8 @@ class MLflow(Observer):
     >>> observers = [MLflow("http://127.0.0.1:5000", experiment="digits")]
     """
 
+    _is_of_one_search = True
+
     def __init__(self, uri: str = "sqlite:///mlflow.db", experiment: str | None = None) -> None:
         self._uri, self._experiment = uri, experiment
         self._client: Any = None

@@ -46,6 +46,8 @@ class TensorBoard(Observer):
     ['trial-0000']
     """
 
+    _is_of_one_search = True
+
     def __init__(self, folder: str | PathLike[str]) -> None:
         self._folder = Path(fspath(folder))
         self._run = self._folder

@@ -49,6 +49,8 @@ class WandB(Observer):
     >>> observers = [WandB("digits", mode="offline", folder="logs")]
     """
 
+    _is_of_one_search = True
+
     def __init__(
         self,
         project: str | None = None,

@@ -22,6 +22,7 @@ import dagsel
 from dagsel.errors import SearchError
 from dagsel.flows import RandomSearch
 from dagsel.observers import CSV, EpochEnded, Observer, SearchBegan, TensorBoard
+from dagsel.observers.base import check_observers
 from tests.execution import observed_driver
 from tests.observers import wandb_files
 
@@ -130,6 +131,33 @@ def test_one_that_raises_costs_no_trial_and_an_extended_search_is_told_whole(
     assert [epoch.is_past for epoch in after.epochs].count(True) == 4
     assert len(after.epochs) == 6
     assert after.began[0].goes_on
+
+
+class Tries(Observer):
+    """Gives a tracker to another search, at each epoch."""
+
+    def __init__(self, tracker: Observer) -> None:
+        self.tracker, self.said = tracker, list[str]()
+
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        with contextlib.suppress(SearchError):
+            check_observers([self.tracker])
+            self.said.append(f"taken at epoch {epoch}")
+
+
+def test_a_tracker_is_that_of_one_search_while_it_runs(
+    client: Client, optimize: Any, tmp_path: Path
+) -> None:
+    tracker = CSV(tmp_path / "epochs.csv")
+    tries, heard = Tries(tracker), Heard()
+    observers = [tracker, tries, heard]
+    run = optimize(RandomSearch(max_epochs=1, n_trials=2), client=client, observers=observers)
+    run = run.extend(client, n_trials=1, observers=observers)
+    dagsel.resume(
+        run.run_dir.url, workload=run.given_workload, space=run.space, observers=observers
+    )
+    assert len(heard.epochs) == 2 + 3 + 3
+    assert tries.said == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import threading
@@ -30,7 +31,7 @@ from dagsel.observers import (
     TrialEnded,
 )
 from dagsel.observers import observing as module
-from dagsel.observers.base import check_observers, tell
+from dagsel.observers.base import check_observers, hold_observers, tell
 from dagsel.observers.events import Told
 from dagsel.observers.feed import Feed, ending
 from dagsel.observers.observing import Observing
@@ -216,6 +217,38 @@ def test_who_leaves_at_once_waits_for_none_that_hangs(
         raise error
     hangs.until.set()
     assert "Hangs is told no more: it has not taken in all" in caplog.text
+
+
+def test_a_tracker_of_a_search_that_runs_is_refused_until_that_has_ended(tmp_path: Path) -> None:
+    """It would write what one search tells as the other's."""
+    table = CSV(tmp_path / "epochs.csv")
+    why = r"observers has the CSV of another search .* each search, as in CSV\(\.\.\.\)"
+    for error in (None, ZeroDivisionError, KeyboardInterrupt):
+        with contextlib.suppress(ZeroDivisionError, KeyboardInterrupt), hold_observers([table]):
+            with pytest.raises(SearchError, match=why):
+                check_observers([Logging(), table])
+            with pytest.raises(SearchError, match=why), hold_observers([table]):
+                pytest.fail("both were checked before either began, and both have begun")
+            check_observers([CSV(tmp_path / "epochs.csv")])
+            if error is not None:
+                raise error
+        assert check_observers([table]) == (table,)
+
+
+def test_one_of_the_users_that_hears_two_searches_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept, lines = Kept(), Logging()
+    for _ in range(2):
+        with hold_observers([kept, lines]):
+            pass
+    assert not caplog.records
+    with hold_observers([kept, lines]):
+        check_observers([kept, lines])
+        with hold_observers([kept, lines]):
+            pass
+    assert "the observer Kept hears two searches at once" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_one_that_is_far_behind_is_let_go(
