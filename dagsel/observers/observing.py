@@ -27,7 +27,7 @@ SAY_S = 2.0
 STUCK_S = 90.0
 #: or has not taken in all so long after the user has left at once: `dagsel.resume` tells it again.
 LEAVE_S = 10.0
-#: An observer that is so many behind is let go.
+#: An observer that is so many behind is let go; what was before the search went on does not count.
 MOST_WAITING = 100_000
 
 
@@ -45,11 +45,11 @@ class Observing:
     """
 
     def __init__(self, observers: Sequence[Observer], began: SearchBegan, record: Record) -> None:
-        self._posts = [_Post(observer) for observer in observers]
         self._feed = Feed(is_past=True)
         self._due = 0.0
         self._last = record
-        self._tell([began, *self._feed.news(record)])
+        past = [began, *self._feed.news(record)]
+        self._posts = [_Post(observer, past) for observer in observers]
         self._feed.is_past = False
 
     def __enter__(self) -> Observing:
@@ -82,11 +82,14 @@ class Observing:
 
 
 class _Post:
-    """An observer, its thread, and what waits for it."""
+    """An observer, its thread, and what waits for it: first the past, of any length."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, past: Sequence[Told]) -> None:
         self._observer, self._name = observer, type(observer).__name__
         self._news: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        for told in past:
+            self._news.put(told)
+        self._most_waiting = MOST_WAITING + len(past)
         self._is_gone = False
         self._taken_at = time.monotonic()  # when it was last done with a message
         name = f"dagsel-observer-{self._name}"
@@ -98,8 +101,8 @@ class _Post:
     def put(self, told: Told | None) -> None:
         if self._is_gone:
             return
-        if self._news.qsize() >= MOST_WAITING:
-            self._let_go(f"it is {MOST_WAITING:,} messages behind")
+        if self._news.qsize() >= self._most_waiting:
+            self._let_go(f"it is more than {MOST_WAITING:,} messages behind")
             return
         self._news.put(told)
 

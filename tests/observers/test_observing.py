@@ -256,10 +256,43 @@ def test_one_that_is_far_behind_is_let_go(
 ) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 10)
     hangs = Hangs()
-    with Observing([hangs], BEGAN, RUN.record):
-        pass
+    with Observing([hangs], BEGAN, Record("r")) as observing:
+        observing.update(RUN.record)
     hangs.until.set()
-    assert "10 messages behind" in caplog.text
+    assert "Hangs is told no more: it is more than 10 messages behind" in caplog.text
+
+
+class Late(Kept):
+    """Begins to listen when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def search_began(self, search: SearchBegan) -> None:
+        self.may.wait()
+        super().search_began(search)
+
+
+def test_the_past_of_a_large_search_does_not_count_as_being_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, n_before = of_run(Record("r")), len(ENTRIES_OF_RUN) * 3 // 4
+    for entry in ENTRIES_OF_RUN[:n_before]:
+        record.add(entry)
+    n_past = len([*Feed().news(record)])
+    n_new = len([*Feed().news(RUN.record)]) + 2 - n_past
+    monkeypatch.setattr(module, "MOST_WAITING", n_new)
+    assert n_past > n_new
+    late = Late()
+    with Observing([late], BEGAN, record) as observing:
+        for entry in ENTRIES_OF_RUN[n_before:]:
+            record.add(entry)
+        observing.update(record)
+        late.may.set()
+    assert isinstance(late.told[-1], SearchEnded)
+    assert len([told for told in late.told if isinstance(told, EpochEnded)]) == RUN.record.n_epochs
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
