@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from dagsel.checks import choice
+from dagsel.checks import choice, shown
 from dagsel.errors import SearchError
 from dagsel.observers.base import ChangedParams, Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
 
 #: W&B's own process outlives a killed one for some seconds, and has its runs as long.
 _RELEASED_S, _LOOK_S = 60.0, 0.5
+#: What W&B does not take in the name of a project, and how long one may be.
+_UNWANTED, _LONGEST = re.compile(r"[/\\#?%:]+"), 128
+
+
+def _named(project: str) -> str:
+    """Return the name of a project as W&B takes it.
+
+    Examples
+    --------
+    >>> _named("cifar/resnet"), _named("2026-11-30 10:00"), len(_named(200 * "x"))
+    ('cifar_resnet', '2026-11-30 10_00', 128)
+    """
+    return _UNWANTED.sub("_", project)[:_LONGEST]
 
 
 class WandB(Observer):
@@ -33,7 +47,7 @@ class WandB(Observer):
     Parameters
     ----------
     project
-        Name of the project; None for the study's.
+        Name of the project; None for the study's, with ``_`` for what W&B does not take in one.
     mode
         ``"offline"`` writes into ``folder/wandb``, to be sent later by ``wandb sync``; ``"online"``
         sends to the server that ``wandb login`` has named.
@@ -67,7 +81,12 @@ class WandB(Observer):
         self._changed = ChangedParams()
 
     def check(self) -> None:
-        """Raise an error if W&B is not installed, not logged in, or cannot write."""
+        """Raise an error if W&B is not installed, not logged in, or cannot write as it is told."""
+        if self._project and self._project != _named(self._project):
+            raise SearchError(
+                f"W&B takes no project {shown(self._project)}: its name has one of / \\ # ? % : or "
+                f"more than {_LONGEST} characters; write {_named(self._project)!r}"
+            )
         try:
             import wandb
         except ImportError as error:
@@ -108,7 +127,7 @@ class WandB(Observer):
         assert self._search is not None
         name = f"{self._search.run}-{trial.trial:04d}"
         return wandb.init(
-            project=self._project or self._search.study,
+            project=self._project or _named(self._search.study),
             entity=self._entity,
             group=self._search.run,
             id=name,

@@ -7,6 +7,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,17 @@ def test_offline_runs_of_wandb_have_each_epoch_and_the_parameters(tmp_path: Path
     configs = wandb_files.configs(tmp_path, "3f9a")
     assert configs[0] == {"lr": 0.1, "act": "relu, or"}
     assert configs[2] == {"lr": 0.1, "act": "relu, or", "depth": 3}
+
+
+@pytest.mark.parametrize("study", ["cifar/resnet", "2026-11-30 10:00", "50%", "\\#?", 200 * "x"])
+def test_a_study_of_any_name_has_a_project_of_wandb(tmp_path: Path, study: str) -> None:
+    observer = WandB(folder=tmp_path)
+    observer.check()
+    for told in [replace(BEGAN, study=study), *story()[1:], END]:
+        tell(observer, told)
+    assert len([*wandb_files.epochs(tmp_path, "3f9a")]) == sum(N_EPOCHS.values())
+    with pytest.raises(SearchError, match=r"W&B takes no project .*; write '"):
+        WandB(study, folder=tmp_path).check()
 
 
 def test_a_search_that_goes_on_writes_offline_runs_of_wandb_anew(tmp_path: Path) -> None:
