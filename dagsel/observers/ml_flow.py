@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from dagsel.errors import SearchError
@@ -26,6 +27,22 @@ def _named(name: str) -> str:
     """
     plain = _UNWANTED.sub("_", name).rstrip("_") or "_"
     return plain if posixpath.normpath(f"./{plain}") == plain else plain.replace("/", "_")
+
+
+def _all_named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by names as MLflow takes them; two that would be one are numbered.
+
+    Examples
+    --------
+    >>> _all_named({"acc@3": 0.5, "acc#3": 0.6, "acc_3": 0.7})
+    {'acc_3': 0.7, 'acc_3_2': 0.6, 'acc_3_3': 0.5}
+    """
+    named: dict[str, Any] = {}
+    for name in sorted(values, key=lambda name: (name != _named(name), name)):
+        plain = _named(name)
+        tries = (plain, *(f"{plain}_{n}" for n in range(2, len(values) + 2)))
+        named[next(it for it in tries if it not in named)] = values[name]
+    return named
 
 
 class MLflow(Observer):
@@ -59,6 +76,7 @@ class MLflow(Observer):
         self._client: Any = None
         self._parent = self._experiment_id = ""
         self._runs: dict[int, str] = {}  # by trial
+        self._params: dict[int, set[str]] = {}  # the names that its run has, by trial
         self._there: dict[int, set[int]] = {}  # epochs of trials of before
         self._changed = ChangedParams()
 
@@ -85,7 +103,7 @@ class MLflow(Observer):
         self._experiment_id = (
             self._client.create_experiment(name) if found is None else found.experiment_id
         )
-        self._runs, self._there, self._parent = {}, {}, ""
+        self._runs, self._params, self._there, self._parent = {}, {}, {}, ""
         self._changed = ChangedParams()
         ours = f"tags.`{_RUN}` = '{search.run}'"
         token = None
@@ -97,6 +115,7 @@ class MLflow(Observer):
                     self._parent = run.info.run_id
                 else:
                     self._runs[int(trial)] = run.info.run_id
+                    self._params[int(trial)] = {*run.data.params}
             token = page.token
             if not token:
                 break
@@ -111,21 +130,23 @@ class MLflow(Observer):
         self._tags = {**tags, _PARENT: self._parent}
 
     def trial_began(self, trial: TrialBegan) -> None:
-        """Begin a run, unless there is one."""
+        """Begin a run, unless there is one; give it the parameters that it lacks."""
         from mlflow.entities import Param
 
         self._changed.began(trial)
-        if trial.trial in self._runs:
-            return
-        created = self._client.create_run(
-            self._experiment_id,
-            tags={**self._tags, _TRIAL: str(trial.trial)},
-            run_name=f"trial {trial.trial}",
-        )
-        self._runs[trial.trial] = created.info.run_id
-        self._there[trial.trial] = set()
-        params = [Param(_named(name), str(value)) for name, value in trial.params.items()]
-        self._client.log_batch(created.info.run_id, params=params)
+        if trial.trial not in self._runs:
+            created = self._client.create_run(
+                self._experiment_id,
+                tags={**self._tags, _TRIAL: str(trial.trial)},
+                run_name=f"trial {trial.trial}",
+            )
+            self._runs[trial.trial] = created.info.run_id
+            self._there[trial.trial] = set()
+        there = self._params.get(trial.trial, set())  # a kill may have come before all were
+        params = {k: v for k, v in _all_named(trial.params).items() if k not in there}
+        if params:
+            told = [Param(name, str(value)) for name, value in params.items()]
+            self._client.log_batch(self._runs[trial.trial], params=told)
 
     def epoch_ended(self, epoch: EpochEnded) -> None:
         """Write its metrics, unless they are there."""
@@ -133,7 +154,7 @@ class MLflow(Observer):
 
         run = self._runs[epoch.trial]
         told = {**epoch.metrics, "train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
-        values = {_named(name): value for name, value in told.items()}
+        values = _all_named(told)
         if epoch.trial not in self._there:  # the run is of an earlier process
             last = self._client.get_metric_history(run, "train_loss")
             self._there[epoch.trial] = {metric.step for metric in last}

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -324,8 +325,14 @@ def test_names_that_mlflow_does_not_take_are_written_otherwise(tmp_path: Path) -
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    names = {"confusion[0,1]": "confusion_0_1", "acc@3": "acc_3", "val/f1": "val/f1", "/x": "_x"}
-    metrics = dict.fromkeys(names, 0.5)
+    names = {
+        "confusion[0,1]": "confusion_0_1",
+        "acc#3": "acc_3",
+        "acc@3": "acc_3_2",
+        "val/f1": "val/f1",
+        "/x": "_x",
+    }
+    metrics = dict(zip(names, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
     observer = MLflow(uri)
     observer.check()
     for is_past in (False, True):
@@ -339,8 +346,36 @@ def test_names_that_mlflow_does_not_take_are_written_otherwise(tmp_path: Path) -
     (experiment,) = [e for e in client.search_experiments() if e.name == "digits"]
     (run,) = client.search_runs([experiment.experiment_id], "tags.`dagsel.trial` = '0'")
     assert run.data.params == {"weight decay _L2": "0.1"}
-    assert run.data.metrics == dict.fromkeys(names.values(), 0.5) | {"train_loss": 0.4}
+    found = {names[name]: value for name, value in metrics.items()}
+    assert run.data.metrics == found | {"train_loss": 0.4}
     assert len(client.get_metric_history(run.info.run_id, "acc_3")) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+def test_a_run_of_mlflow_that_was_begun_without_parameters_is_given_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    params = {"lr": 0.1, "act@1": "relu", "act#1": "tanh", "act_1": 3}
+
+    def begin(*, is_past: bool) -> None:
+        observer = MLflow(uri)
+        observer.check()
+        for told in (replace(BEGAN, goes_on=is_past), TrialBegan(0, params, is_past)):
+            tell(observer, told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            begin(is_past=False)
+    begin(is_past=True)
+    begin(is_past=True)
+    client = MlflowClient(uri)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "digits"]
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`dagsel.trial` = '0'")
+    assert run.data.params == {"lr": "0.1", "act_1": "3", "act_1_2": "tanh", "act_1_3": "relu"}
 
 
 def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained(
