@@ -240,6 +240,14 @@ def test_workers_are_paid_from_request_to_release() -> None:
     assert run.seconds < 30.0 + search("random").seconds
 
 
+@pytest.mark.parametrize("startup_s", [2.3, 2.8, 48.1])
+def test_what_it_cost_is_known_if_it_ends_as_a_worker_goes(startup_s: float) -> None:
+    cluster = SimulatedCluster(2, n_shards=1, startup_s=startup_s, failures=((30.0, 1),))
+    flow = RandomSearch(max_epochs=1, n_trials=1)
+    run = simulate(flow, PowerLaw(epoch_s=30.0), cluster, space=space)
+    assert run.cost == pytest.approx(2 * (startup_s + 30.0))
+
+
 def test_loads_and_hops_take_their_time() -> None:
     run = search("random", cluster=replace(CLUSTER, load_s=15.0, hop_s=5.0))
     timeline = run.timeline()
