@@ -144,7 +144,8 @@ def preview(
             spans = _rows(plan)
         rows, ends_early = _until(spans, deadline_s, budget_s)
         _check_any(rows)
-        return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, price)
+        n_trials = max(row.n_trials for row in rows)  # the first row may be the workers' start
+        return Preview(name, "arithmetic", rows, n_trials, ends_early, price)
     cluster = _cluster(cluster, n_workers, given.max_cluster_workers, given.worker_startup)
     space = _space(flow, curves, space)
     curves = _curves(curves, given.epoch_seconds)

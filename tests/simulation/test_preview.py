@@ -329,6 +329,7 @@ def test_a_plan_is_shown_for_the_cluster_that_there_can_be() -> None:
         start, *stages = told.rows
         assert (start.lasts_s, start.n_workers, start.n_trials) == (5.0, 2, 0)
         assert [stage.n_workers for stage in stages] == [2, 2, 1]
+        assert told.n_trials == stages[0].n_trials > 0
         assert told.seconds == pytest.approx(60.0)
         assert told.worker_seconds <= 120.0
     assert max(row.n_workers for row in dagsel.preview(flow).rows) == 16
