@@ -129,6 +129,8 @@ def preview(
     pools = cluster.workers if isinstance(cluster, SimulatedCluster) else ()
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour, pools)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
+    if pools and limit is not None and limit.amount is not None:  # each costs its own price
+        budget_s = math.inf
     price = limit.price if limit else price_for(price_per_worker_hour, pools)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args, overload
 
 from dagsel.arguments import check_several, checked, limits_of
@@ -226,6 +227,8 @@ def simulate(
     )
     with journal.unwalked():
         runner.run()
+    if cost is not None and in_money:  # which bounds no worker-seconds
+        cost = replace(cost, worker_seconds=math.inf)
     told = (driver.study, metric, record, cluster, journal, engine.bill, price)
     return SimulatedRun(*told, deadline_s, cost)
 

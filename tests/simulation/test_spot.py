@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,6 +210,19 @@ def test_workers_that_are_taken_back_before_any_unit_ends_are_told_of() -> None:
     cluster = SimulatedCluster(n_workers=2, interruptions_per_hour=1e5, notice_s=0.0)
     with pytest.raises(SearchError, match="at 100000 an hour nothing is trained"):
         searched(cluster)
+
+
+def test_a_budget_in_money_is_no_number_of_worker_seconds() -> None:
+    pools = (replace(DEMAND, most=1), replace(SPOT, most=None))
+    cluster = SimulatedCluster(4, n_shards=1, workers=pools, startup_s=100.0)
+    flow = RandomSearch(max_epochs=3, n_trials=8)
+    options: Any = {"space": space, "budget": "0.25 USD"}
+    run = simulate(flow, CURVES, cluster, **options)
+    assert run.money is not None
+    assert run.cost * 2.5 / 3600 > 0.25 > run.money
+    assert not run.plan.differences
+    told = dagsel.preview(flow, curves=CURVES, cluster=cluster, **options)
+    assert (told.worker_seconds, told.ends_early) == (run.cost, False)
 
 
 def test_a_price_beside_pools_is_refused() -> None:
