@@ -29,6 +29,7 @@ _PREVIEWED = (
     "deadline",
     "budget",
     "price_per_worker_hour",
+    "small_population",
     "max_cluster_workers",
     "worker_startup",
     "seed",

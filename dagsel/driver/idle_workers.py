@@ -9,6 +9,7 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
+from dagsel.driver.clock import MOMENT_S
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.planning.scaling import fit
@@ -73,6 +74,11 @@ class IdleWorkers:
     def gang_of(self, trial: int) -> int:
         """Workers on which a trial is trained."""
         return self._gang if trial in self._members else 1
+
+    @property
+    def decides_at(self) -> float | None:
+        """When workers that are idle will be let go, unless they are needed; None if none are."""
+        return None if self._idle_since is None else self._idle_since + RESTART_S
 
     def settle(self, record: Record, n_workers: int, seconds: float) -> list[Change]:
         """Decide anew.
@@ -213,7 +219,7 @@ class IdleWorkers:
         if self._idle_since is None:
             self._idle_since, self._most = seconds, needed
         self._most = max(self._most, needed)
-        if seconds - self._idle_since < RESTART_S:
+        if seconds - self._idle_since < RESTART_S - MOMENT_S:  # a clock that jumps rounds
             return None
         self._wanted, self._idle_since = self._most, None
         return Change(f"{few}: {at - self._most} workers are let go", n_workers=self._most)

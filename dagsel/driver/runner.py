@@ -173,7 +173,7 @@ class Runner:
         self._use_idle_workers()
         while not self.record.finished:
             self._clock.tell()
-            timeout_s = 0.0 if self.study.stopped else self._clock.patience_s(self.record.wake_at)
+            timeout_s = 0.0 if self.study.stopped else self._limits.patience_s(self.record.wake_at)
             if not [*map(self._hear, self.engine.messages(timeout_s=timeout_s))]:
                 self._troubles.check_stall(self._clock.seconds, self.engine)
             self._watch()

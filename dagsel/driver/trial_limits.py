@@ -11,7 +11,7 @@ from typing import Any
 
 from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Unit
-from dagsel.driver.clock import RunClock
+from dagsel.driver.clock import MOMENT_S, RunClock
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine
 from dagsel.driver.scoring import Scores
@@ -110,6 +110,12 @@ class TrialLimits:
                     f"cluster will never have more than {most}; add workers, give cluster= one "
                     "that can be scaled, or let the flow use smaller gangs"
                 )
+
+    def patience_s(self, wake_at: float | None) -> float:
+        """How long to wait for a message: as the clock says, or until idle workers are let go."""
+        patience_s, decides_at = self.clock.patience_s(wake_at), self.idle_workers.decides_at
+        left_s = 0.0 if decides_at is None else decides_at - self.clock.seconds
+        return min(patience_s, left_s) if left_s > MOMENT_S else patience_s
 
     def use_idle_workers(self) -> Iterator[str]:
         """Train few trials on several workers each, or release some; yield what to say of it."""

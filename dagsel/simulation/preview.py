@@ -18,6 +18,7 @@ from dagsel.messages import UnitWork
 from dagsel.planning.brackets import Stage, StagePlan
 from dagsel.planning.budget import price_for, to_seconds
 from dagsel.planning.capacity import ClusterCapacity, Plan, PlannedStage
+from dagsel.planning.small_population import Policy
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
@@ -41,6 +42,7 @@ def preview(
     deadline: float | str | None = None,
     budget: float | str | None = None,
     price_per_worker_hour: float | str | None = None,
+    small_population: Policy = "auto",
     seed: int = 0,
 ) -> Preview:
     """Return what a search will take: trials, workers, time and cost. Nothing is trained.
@@ -76,6 +78,10 @@ def preview(
     deadline, budget, price_per_worker_hour
         As for `dagsel.optimize`: the preview ends where the run would be ended. Without a price,
         here or in the flow, no money is shown.
+    small_population
+        As for `dagsel.simulate`. By default idle workers are released if there is a budget and the
+        cluster can change its size: give `max_cluster_workers`, or a `cluster` with
+        ``max_workers``.
     seed
         Seeds the flow, the draws of configurations, and those of interruptions.
 
@@ -158,6 +164,7 @@ def preview(
         )
     given = {"seed": seed, "space": space, "direction": direction, "deadline": deadline}
     given |= {"budget": budget, "price_per_worker_hour": price_per_worker_hour}
+    given |= {"small_population": small_population}
     run = simulate(flow, curves, cluster, **given)
     interval = None
     if cluster.interruptions_per_hour:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args, overload
 
 from dagsel.arguments import check_several, checked, limits_of
 from dagsel.checks import choice, short_traceback, shown
+from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Sampling
@@ -24,6 +25,7 @@ from dagsel.messages import ENTRIES, Entry, FlowState, UnitRecord
 from dagsel.planning.bill import Bill
 from dagsel.planning.budget import Budget, price_for
 from dagsel.planning.prices import Price
+from dagsel.planning.small_population import Policy
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves
 from dagsel.simulation.engine import VirtualEngine
@@ -128,6 +130,7 @@ def simulate(
     deadline: float | str | None = None,
     budget: float | str | None = None,
     price_per_worker_hour: float | str | None = None,
+    small_population: Policy = "auto",
     order: Sequence[Mapping[str, Any]] = (),
 ) -> SimulatedRun:
     """Search in virtual time: see what a flow would find on a cluster, when and at what cost.
@@ -158,6 +161,10 @@ def simulate(
     deadline, budget, price_per_worker_hour
         As for `dagsel.optimize`, in virtual time; by default the flow's own, if it has any. Pools
         of the cluster have prices of their own.
+    small_population
+        As for `dagsel.optimize`: by default workers that are idle are released if there is a
+        budget, and the cluster can change its size (`SimulatedCluster.max_workers`). There are no
+        profiles, so only ``"gang"`` makes gangs. Take ``"hop"`` for a deterministic run.
     order
         Journal of another run of the flow. Trials report in its order: an epoch is reported only
         when those before it are.
@@ -223,6 +230,7 @@ def simulate(
         deadline_s=deadline_s,
         budget_s=None if cost is None or in_money else cost.worker_seconds,
         budget_money=cost.amount if cost is not None and in_money else None,
+        idle_workers=_idle_workers(small_population, cost, engine.why_fixed),
         lead_s=cluster.startup_s,
     )
     with journal.unwalked():
@@ -231,6 +239,14 @@ def simulate(
         cost = replace(cost, worker_seconds=math.inf)
     told = (driver.study, metric, record, cluster, journal, engine.bill, price)
     return SimulatedRun(*told, deadline_s, cost)
+
+
+@short_traceback
+def _idle_workers(policy: Policy, cost: Budget | None, why_fixed: str) -> IdleWorkers:
+    """Return what becomes of idle workers, as in a run on a cluster without profiles."""
+    choice("small_population", policy, get_args(Policy))
+    costs = policy == "auto" and cost is not None and not why_fixed
+    return IdleWorkers(policy, costs=costs, why_no_release=why_fixed)
 
 
 def check_curves(curves: Any) -> None:

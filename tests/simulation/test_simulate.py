@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 
+from dagsel import preview
 from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Flow, WorkersChanged
 from dagsel.flows import (
@@ -246,6 +247,32 @@ def test_what_it_cost_is_known_if_it_ends_as_a_worker_goes(startup_s: float) -> 
     flow = RandomSearch(max_epochs=1, n_trials=1)
     run = simulate(flow, PowerLaw(epoch_s=30.0), cluster, space=space)
     assert run.cost == pytest.approx(2 * (startup_s + 30.0))
+
+
+@pytest.mark.parametrize("startup_s", [0.0, 48.1])
+@pytest.mark.parametrize(
+    ("changes", "released_s"),
+    [
+        ({}, 125.0),
+        ({"budget": None}, 240.0),
+        ({"small_population": "hop"}, 240.0),
+        ({"small_population": "release", "budget": None}, 125.0),
+        ({"max_workers": None}, 240.0),
+    ],
+)
+def test_idle_workers_are_released_when_a_run_on_a_cluster_releases_them(
+    changes: dict[str, Any], released_s: float, startup_s: float
+) -> None:
+    given: dict[str, Any] = {"budget": 1000.0, "max_workers": 2, **changes}
+    cluster = SimulatedCluster(
+        2, n_shards=1, max_workers=given.pop("max_workers"), startup_s=startup_s
+    )
+    flow = RandomSearch(max_epochs=2, n_trials=3, n_concurrent=2)
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space, **given)
+    assert run.seconds == pytest.approx(startup_s + 240.0)
+    assert run.cost == pytest.approx(2 * startup_s + 240.0 + released_s)
+    told = preview(flow, curves=PowerLaw(epoch_s=60.0), cluster=cluster, space=space, **given)
+    assert told.worker_seconds == pytest.approx(run.cost)
 
 
 def test_loads_and_hops_take_their_time() -> None:
