@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dagsel.dispatch.unit_times import EVALUATION_RATIO
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.trial_limits import TrialLimits
@@ -72,7 +73,7 @@ class FirstEpoch:
         if need_s <= clock.left_s or need_s / self._widest <= clock.left_s:
             return None
         self._is_said = True
-        told = self._say(n_left * self._epoch_s)
+        told = self._say(n_left)
         if not clock.scores_parts:  # it needs an epoch to end
             return TooLittleTime(told)
         logger.warning("trials are ranked in the middle of their first epoch: %s", told)
@@ -148,14 +149,20 @@ class FirstEpoch:
 
     def _say_at_end(self) -> str:
         if self._measure():
-            return self._say(self._epoch_s)
+            return self._say(1.0)
         return (
             f"after {self.clock.seconds:.3g} s the time is over, and no unit of training has "
             "ended: give it more time, or more budget"
         )
 
-    def _say(self, need_s: float) -> str:
+    def _say(self, n_left: float) -> str:
+        """Say what would do for a trial that has so many epochs left, with its validation.
+
+        The workers may have begun a unit of other trials.
+        """
         clock = self.clock
+        share = EVALUATION_RATIO if self.record.validates else 0.0
+        need_s = (n_left + share + 1.0 / self.record.n_shards) * self._epoch_s
         told = f"an epoch of a trial takes about {self._epoch_s:.3g} s"
         if clock.deadline_s is not None and clock.end_s >= clock.deadline_s:
             return (

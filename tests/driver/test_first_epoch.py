@@ -18,27 +18,30 @@ TWO = SimulatedCluster(n_workers=2, n_shards=4)
 EIGHT = Scaling({n: float(n) for n in (1, 2, 4, 8)})
 
 
-def search(flow: object, epoch_s: float, on: Any = TWO, **limits: Any) -> SimulatedRun:
+def search(
+    flow: object, epoch_s: float, on: Any = TWO, share: float = 0.0, **limits: Any
+) -> SimulatedRun:
     def space(trial: object) -> dict[str, object]:
         lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)  # type: ignore[attr-defined]
         return {"lr": lr, "net": "net"}
 
-    return simulate(flow, PowerLaw(epoch_s=epoch_s), on, space=space, **limits)  # type: ignore[arg-type]
+    curves = PowerLaw(epoch_s=epoch_s, evaluation_share=share)
+    return simulate(flow, curves, on, space=space, **limits)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"deadline": "60 s"}, "of the deadline of 60 s .* are over.*about deadline=140$"),
+        ({"deadline": "60 s"}, "of the deadline of 60 s .* are over.*about deadline=210$"),
         (
             {"budget": 150},
-            "of the budget of 150 worker-seconds .* are spent.*about budget=280, or fewer workers$",
+            "of the budget of 150 worker-seconds .* are spent.*about budget=410, or fewer workers$",
         ),
     ],
 )
 @pytest.mark.parametrize("flow", [RandomSearch(3, 8), ASHA(9, 8)])
 def test_an_epoch_that_cannot_end_ends_the_run_with_what_would_do(
-    flow: object, limits: dict[str, object], words: str
+    flow: object, limits: dict[str, Any], words: str
 ) -> None:
     # An epoch takes 100 s, a unit 25 s: both workers have trained one, and some seconds of warming
     # up are taken off the first. The second one shows it.
@@ -48,16 +51,20 @@ def test_an_epoch_that_cannot_end_ends_the_run_with_what_would_do(
 
 
 @pytest.mark.parametrize("limits", [{}, {"deadline": 210}, {"budget": 420}])
-def test_an_epoch_that_can_end_ends_nothing(limits: dict[str, object]) -> None:
+def test_an_epoch_that_can_end_ends_nothing(limits: dict[str, Any]) -> None:
     run = search(RandomSearch(1, 4), 100.0, **limits)
     assert run.best.epoch == 1
 
 
-def test_what_would_do_does() -> None:
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize("n_shards", [4, 8])
+@pytest.mark.parametrize("n_trials", [2, 9])
+def test_what_would_do_does(n_trials: int, n_shards: int, share: float) -> None:
+    flow, cluster = RandomSearch(1, n_trials), SimulatedCluster(2, n_shards=n_shards)
     with pytest.raises(TooLittleTimeError) as raised:
-        search(RandomSearch(1, 2), 100.0, deadline=60)
+        search(flow, 100.0, cluster, share, deadline=57)
     least = float(str(raised.value).rpartition("=")[2])
-    assert search(RandomSearch(1, 2), 100.0, deadline=least).best.epoch == 1
+    assert search(flow, 100.0, cluster, share, deadline=least).best.epoch == 1
 
 
 def test_a_search_that_ranks_parts_of_epochs_goes_on_and_says_so() -> None:
