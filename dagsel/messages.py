@@ -74,6 +74,11 @@ class UnitWork:
         """How many workers it was on."""
         return 1 + len(self.members)
 
+    @property
+    def trains_seconds(self) -> float:
+        """How long it trained, or scored, once it had its state and its gang."""
+        return max(0.0, self.stop - self.start - self.ready_seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class UnitRecord(UnitWork):

@@ -77,7 +77,7 @@ def relative_speeds(units: Sequence[UnitRecord]) -> dict[str, float]:
     for unit in units:
         if unit.unit.kind == "train":
             on = seconds.setdefault(unit.unit.trial, {})
-            on.setdefault(unit.worker, []).append(unit.stop - unit.start)
+            on.setdefault(unit.worker, []).append(unit.trains_seconds)
     ratios: dict[str, list[float]] = {unit.worker: [] for unit in units}
     for on in seconds.values():
         means = {worker: sum(times) / len(times) for worker, times in on.items()}

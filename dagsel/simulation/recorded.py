@@ -236,7 +236,7 @@ def _work(record: Record, kind: Kind) -> dict[Unit, float]:
     for done in ran:
         if done.unit in work:
             speed = speeds.get(done.worker, 1.0)
-            work[done.unit] += (done.stop - done.start) * speed * done.gang
+            work[done.unit] += done.trains_seconds * speed * done.gang
     by_gangs = {done.unit for done in ran if done.gang > 1}
     alone = {unit.trial for unit in work.keys() - by_gangs}
     return {u: s for u, s in work.items() if u not in by_gangs or u.trial not in alone}

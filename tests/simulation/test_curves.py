@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from itertools import combinations, pairwise
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -168,6 +169,19 @@ def test_times_are_those_of_whole_units_however_often_a_trial_was_stopped(flow: 
     recorded = Recorded.from_run(told)
     assert list(recorded.epoch_s.values()) == pytest.approx([60.0] * len(recorded.epoch_s))
     assert recorded.evaluation_share == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("takes", [{"hop_s": 5.0, "replicas": 1}, {"switch_s": 5.0}])
+@pytest.mark.parametrize("flow", [RandomSearch(4, 8), RoundRobin(4, 8, quantum=100.0)])
+def test_what_a_unit_waits_for_is_no_time_of_its_training(
+    flow: Flow, takes: dict[str, Any]
+) -> None:
+    cluster = SimulatedCluster(**{"n_workers": 4, "replicas": 4, **takes})
+    told = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
+    recorded = replace(Recorded.from_run(told), initial=1.0)
+    assert list(recorded.epoch_s.values()) == pytest.approx([60.0] * 8, rel=1e-2)
+    again = simulate(flow, recorded, cluster)
+    assert again.seconds == pytest.approx(told.seconds, rel=1e-2)
 
 
 def test_a_gang_counts_as_many_times_as_fast_where_a_trial_never_trained_alone() -> None:
