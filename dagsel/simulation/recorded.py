@@ -29,7 +29,7 @@ class Recorded:
     Parameters
     ----------
     configs
-        Configuration of each trial, by its number.
+        Configuration that was drawn for each trial, by its number.
     values
         By trial: the value of the metric after each epoch, from the first one on.
     epoch_s
@@ -40,7 +40,7 @@ class Recorded:
         Time of an epoch's validation, as a share of its training's.
     adopted
         Trials that went on from another trial's state. They are looked up by their number, since
-        their configuration has changed.
+        their configuration has changed, so only the same search with the same seed repeats them.
     initial
         Value of the metric before the first epoch, such as an accuracy by chance. Without it a
         value inside the first epoch is refused.
@@ -96,7 +96,8 @@ class Recorded:
         """
         record = run.record
         trained, scored = _work(record, "train"), _work(record, "evaluate")
-        configs = {number: trial.config for number, trial in record.trials.items()}
+        # As they were drawn: a search such as PBT changes them later.
+        configs = {number: t.drawn or t.config for number, t in record.trials.items()}
         epoch_s = _epoch_s(record, trained)
         share = fmean(scored.values()) / fmean(trained.values()) if trained and scored else 0.0
         return replace(

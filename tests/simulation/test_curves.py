@@ -135,6 +135,17 @@ def test_a_recorded_run_is_walked_through_in_its_order() -> None:
     assert again.seconds == pytest.approx(told.seconds)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_recorded_search_that_changes_its_trials_begins_with_what_was_drawn(seed: int) -> None:
+    told = search("pbt", seed=seed)
+    assert any(trial.adoptions for trial in told.record.trials.values())
+    recorded = Recorded.from_run(told)
+    again = search("pbt", seed=seed, space=None, curves=recorded, order=told.journal)
+    assert decision_log(again.journal) == decision_log(told.journal)
+    for number, trial in told.record.trials.items():
+        assert again.record.trials[number].params == trial.params == recorded.configs[number]
+
+
 def test_no_more_trials_are_drawn_than_were_recorded() -> None:
     curves = Recorded.from_run(search("random"))
     run = simulate(RandomSearch(max_epochs=4, n_trials=50, n_concurrent=5), curves, CLUSTER)
