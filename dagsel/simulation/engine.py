@@ -126,12 +126,12 @@ class VirtualEngine:
         self._model.add_workers(dict.fromkeys(self._speeds, 1.0))
         self._choose_pools(list(self._speeds), 0.0)
         self._ask(cluster.n_workers, at=-cluster.startup_s)
-        requests = []
-        for number, (time_s, speed) in enumerate(cluster.additions, cluster.n_workers):
-            requests.append((time_s, worker_name(number)))
-            self._speeds[worker_name(number)] = speed
-            self._model.at(time_s + cluster.startup_s, WorkerAdded(worker_name(number)))
-        self._requests = deque(sorted(requests))
+        added = [(worker_name(k), *it) for k, it in enumerate(cluster.additions, cluster.n_workers)]
+        for worker, time_s, speed in added:
+            self._speeds[worker] = speed
+            self._model.at(time_s)  # its request: from then on it is billed
+            self._model.at(time_s + cluster.startup_s, WorkerAdded(worker))
+        self._requests = deque(sorted((time_s, worker) for worker, time_s, _ in added))
         self._n_named = len(self._speeds)
         for time_s, number in cluster.failures:
             self._model.at(time_s, WorkerRemoved(worker_name(number)))
@@ -379,7 +379,7 @@ class VirtualEngine:
         """Write who came and who left on the bill."""
         while self._requests and self._requests[0][0] <= self.now():
             time_s, worker = self._requests.popleft()
-            self._n_wanted += 1
+            self._n_wanted, self._is_news = self._n_wanted + 1, True  # a budget ends earlier
             self._coming[worker] = time_s + self._startup_s
             self._choose_pools([worker], self._coming[worker])
             self._ask(self._bill.asked + 1, at=time_s)

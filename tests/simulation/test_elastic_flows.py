@@ -193,6 +193,14 @@ def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
     assert run.cost == 80 + 8 * 60 + 3 * 50
 
 
+def test_a_budget_ends_earlier_where_workers_are_requested_that_have_not_come() -> None:
+    cluster = SimulatedCluster(1, n_shards=1, startup_s=600.0, additions=((350.0, 1.0),) * 8)
+    flow = RandomSearch(max_epochs=100, n_trials=8)
+    run = simulate(flow, PowerLaw(epoch_s=100.0), cluster, space=space, budget=1000.0)
+    assert run.cost == pytest.approx(1000.0)
+    assert run.seconds == pytest.approx(600.0 + 350.0 + 50.0 / 9)
+
+
 def test_a_budget_in_money_ends_a_simulation_at_its_price() -> None:
     flow, cluster = RandomSearch(max_epochs=9, n_trials=8), SimulatedCluster(n_workers=4)
     options: dict[str, Any] = {"space": space, "price_per_worker_hour": 3.0}
