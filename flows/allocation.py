@@ -215,8 +215,8 @@ class Allocator(Wrapper):
                 f"scaling must be a mapping of architectures to profiles, got {self.scaling!r}; "
                 'write scaling={"resnet": Scaling({1: 1.0, 2: 1.8})}'
             )
-        # What `dagsel.profile` returns has one of them.
-        self.scaling = {name: getattr(it, "scaling", it) for name, it in self.scaling.items()}
+        # What `dagsel.profile` returns has one of them. A parameter may be a number, such as 64.
+        self.scaling = {str(name): getattr(it, "scaling", it) for name, it in self.scaling.items()}
         for architecture, model in self.scaling.items():
             if not isinstance(model, ScalingModel):
                 raise SearchError(

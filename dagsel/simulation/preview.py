@@ -189,8 +189,8 @@ def _interval(runs: Sequence[SimulatedRun]) -> Interval:
 def _check_any(rows: Sequence[Row]) -> None:
     if not rows:
         raise SearchError(
-            "there is nothing to show, as the search ends when it begins; let the flow start a "
-            "trial"
+            "there is nothing to show, as the search ends within a millisecond; let the flow start "
+            "a trial, and let an epoch take longer"
         )
 
 

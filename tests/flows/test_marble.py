@@ -38,6 +38,7 @@ from dagsel.flows.baselines import LSF, MarginalGain, Optimus
 from dagsel.flows.baselines.optimus import over_nodes
 from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
+from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.testing import FlowSuite
 from tests.driver.scripted import Scripted
 
@@ -352,6 +353,16 @@ def test_optimus_begins_no_job_with_a_single_node_where_there_are_two() -> None:
 def test_a_profile_stands_for_its_scaling() -> None:
     measured = cast(Any, SimpleNamespace(scaling=SCALING["narrow"]))
     assert Marble(JobQueue(), {"vgg": measured}).scaling == {"vgg": SCALING["narrow"]}
+
+
+def test_an_architecture_may_be_a_number() -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {"width": trial.suggest_categorical("width", [64, 128])}
+
+    profiles: Any = {width: Scaling({2: 1.8}) for width in (64, 128)}
+    flow = Marble(RandomSearch(max_epochs=2, n_trials=3), profiles, by="width")
+    run = simulate(flow, PowerLaw(epoch_s=60.0), SimulatedCluster(4), space=space)
+    assert {unit.gang for unit in run.record.units} == {1, 2}
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,11 @@ def test_nothing_is_started() -> None:
             "space is missing, and the flow reads the architecture off configurations",
         ),
         (PLANNED["SEER"], {"deadline": 1e-12}, "there is nothing to show"),
+        (
+            RandomSearch(3, 8),
+            {"epoch_seconds": 1e-6, "n_workers": 4},
+            "as the search ends within a millisecond; let the flow start a trial, and let an epoch",
+        ),
         (RandomSearch(3, 8), {"n_workers": 4, "epoch_seconds": "soon"}, "epoch_seconds='soon'"),
         (PLANNED["SEER"], {"deadline": 0}, "deadline must be above 0 and finite, got 0"),
         (PLANNED["SEER"], {"budget": "5 USD"}, "what a worker costs is not known"),
