@@ -179,11 +179,13 @@ def watch_time_limits(state: DispatchState) -> None:
             binding.preempted_s, binding.timed_out = state.now, True
             state.out.append(Preempt(binding.unit, binding.worker))
             strike(state, binding.unit, f"{binding.unit} ran longer than {limit:g} s")
-        host = state.workers[binding.worker]
         overdue_s = max(binding.began_s, binding.preempted_s) + grace_s
         if state.now < overdue_s:
             state.wake(overdue_s)
-        elif not host.restarting:
-            host.restarting = True
-            reason = f"{binding.unit} was told to stop {grace_s:g} s ago and still runs"
-            state.out.append(RestartWorker(binding.worker, reason))
+            continue
+        reason = f"{binding.unit} was told to stop {grace_s:g} s ago and still runs"
+        for worker in binding.there:  # any one of a gang may be the one that hangs
+            host = state.workers[worker]
+            if not host.restarting:
+                host.restarting = True
+                state.out.append(RestartWorker(worker, reason))

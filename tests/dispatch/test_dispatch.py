@@ -430,6 +430,20 @@ def test_an_exception_fails_the_trial():
     assert tell(UnitFailed(train(0), "a", "boom")) == [FailTrial(0, "boom")]
 
 
+def test_all_workers_of_a_hung_gang_are_restarted_for_one_strike():
+    tell = Driver(n_shards=1, unit_timeout_s=10.0, grace_s=5.0, max_strikes=2)
+    there = [WorkerAdded(worker, frozenset({0})) for worker in "ab"]
+    out = tell(*there, RoundAdded(round_of(1, 1)), TrialAllowed(0, 2), *ready(0))
+    (bind,) = binds(out)
+    tell(UnitStarted(train(0), bind.worker), at=1.0)
+    assert tell(TimerFired(), at=11.0) == [Preempt(train(0), bind.worker)]
+    restarts = tell(TimerFired(), at=16.0)
+    assert [restart.worker for restart in restarts] == [bind.worker, *bind.members]
+    assert tell(*map(WorkerRemoved, "ab"), *ready(0), at=17.0) == []
+    there = [WorkerAdded(worker, frozenset({0})) for worker in "cd"]
+    assert [i.unit for i in binds(tell(*there, at=18.0))] == [train(0)]
+
+
 def test_a_hung_unit_is_stopped_and_its_worker_restarted():
     tell = Driver(n_shards=1, unit_timeout_s=10.0, grace_s=5.0, max_strikes=2)
     tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(1, 1)), *ready(0))
