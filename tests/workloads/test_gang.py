@@ -85,6 +85,39 @@ def no_sync_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
             optimizer.zero_grad()
 
 
+def late_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    """Go back through each batch when the next one is there."""
+    loss = None
+    for inputs, targets in batches:
+        if loss is not None:
+            step(optimizer, loss)
+        loss = F.cross_entropy(model(inputs), targets)
+        batches.log(loss)
+    step(optimizer, loss)
+
+
+def step(optimizer: Any, loss: Any) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+class Counting(Net):
+    """Has buffers of numbers that gloo cannot send."""
+
+    n: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for dtype in (torch.int16, torch.bool, torch.complex64, torch.float64):
+            self.register_buffer(str(dtype)[6:], torch.ones(3).to(dtype))
+        self.register_buffer("n", torch.tensor(0, dtype=torch.int16))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.n += 1
+        return super().forward(x)
+
+
 def workload(**options: Any) -> TorchWorkload:
     defaults: dict[str, Any] = {
         "model": lambda config: Net(),
@@ -167,6 +200,8 @@ CASES: dict[str, dict[str, Any]] = {
     "less than two samples for each": {"batch_size": 3},
     "own loop": {"train_fn": own_loop},
     "own no_sync": {"train_fn": no_sync_loop},
+    "own loop that is one batch behind": {"train_fn": late_loop},
+    "short integers": {"model": lambda config: Counting()},
     "pieces": {"max_batch": 3},
     "one by one": {"max_batch": 1, "optimizer": adam},
 }
@@ -328,6 +363,89 @@ def test_a_loop_that_goes_round_the_gang_is_refused() -> None:
     work = workload(model=lambda config: Odd(), train_fn=loop)
     with pytest.raises(WorkloadError, match="must call the model itself"):
         train(work, work.init({}, 0), work.prepare(data(0)), Visit(0, 0, 1, 0), 2, None)
+
+
+def cleared_at_once(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for inputs, targets in batches:
+        F.cross_entropy(model.module(inputs) if hasattr(model, "module") else model(inputs),
+                        targets).backward()  # fmt: skip
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def twice_backward(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for inputs, targets in batches:
+        output = model(inputs)
+        optimizer.zero_grad()
+        F.cross_entropy(output, targets).backward(retain_graph=True)
+        (0.5 * output.square().mean()).backward()
+        optimizer.step()
+
+
+def by_hand(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for inputs, targets in batches:
+        loss, parameters = F.cross_entropy(model(inputs), targets), [*model.parameters()]
+        with torch.no_grad():
+            for parameter, slope in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
+                parameter -= 0.1 * slope
+
+
+def unfreezing(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    model.requires_grad_(True)
+    for inputs, targets in batches:
+        step(optimizer, F.cross_entropy(model(inputs), targets))
+
+
+class HalfFrozen(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+
+
+@pytest.mark.parametrize("loop", [cleared_at_once, twice_backward, by_hand, unfreezing])
+def test_a_loop_that_trains_each_rank_on_its_own_share_alone_is_refused(loop: Any) -> None:
+    work = workload(
+        train_fn=loop,
+        model=lambda config: HalfFrozen() if loop is unfreezing else Net(),
+        optimizer=lambda parameters, config: torch.optim.SGD(parameters, lr=0.1),
+    )
+    state, shard, visit = work.init({}, 0), work.prepare(data(0)), Visit(0, 0, 1, 0)
+    assert train(work, state, shard, visit, None, None).finished
+    with pytest.raises(WorkloadError, match=r"different numbers.* backward\(\) once for each call"):
+        train(work, state, shard, visit, 2, None)
+
+
+@pytest.mark.parametrize(("factor", "is_rounding"), [(1 + 2**-22, True), (1 + 2**-14, False)])
+def test_ranks_that_round_differently_are_no_error(factor: float, is_rounding: bool) -> None:
+    def loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+        for inputs, targets in batches:
+            step(optimizer, F.cross_entropy(model(inputs), targets))
+            if model.gang.rank == 1:
+                with torch.no_grad():
+                    model.first.weight *= factor
+
+    work = workload(train_fn=loop)
+    state, shard = work.init({}, 0), work.prepare(data(1))
+    with nullcontext() if is_rounding else pytest.raises(WorkloadError, match=r"'first.weight'"):
+        train(work, state, shard, Visit(0, 0, 1, 1), 2, None)
+
+
+def test_a_gang_has_samples_if_any_of_its_ranks_has_one() -> None:
+    visit, arrays = Visit(3, 2, 1, 0, ends_epoch=True), data(3)
+    order = visit.order(8)
+    for kept in (order[4:6], order[:2]):
+        few = {"x": arrays["x"][:8], "y": np.isin(np.arange(8), kept).astype("int64")}
+
+        def some(batch: Any, config: Any) -> Any:
+            return batch["x"][batch["y"] == 1], batch["y"][batch["y"] == 1]
+
+        def mean(output: Any, targets: Any) -> Any:
+            return F.cross_entropy(output, targets, reduction="sum") / max(1, len(targets))
+
+        work = workload(input_fn=some, loss=mean)
+        assert train(work, work.init({}, 0), work.prepare(few), visit, 2, None).finished
 
 
 def test_max_batch_is_checked() -> None:

@@ -18,6 +18,12 @@ from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import seed_streams
 from dagsel.workloads.torch.loop import MakeBatch, ShardBatches
 
+#: Types that every backend can send, by their bytes.
+_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {**_BITS, 2: torch.int16}
+#: Ranks on unlike machines round differently: by so many times what their numbers resolve.
+_ROUNDING = 64.0
+
 
 def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """Return a rank's share of a batch, given as the indices of its samples.
@@ -71,12 +77,21 @@ class GangBatches(ShardBatches):
         self._weights = [weight(n, rank, size) for n in self._sizes]
         self.gang = gang
         self._n_collected, self._has_collected = self._done, False
+        self._passed = self._present
         self.check: Callable[[], object] = lambda: None
 
     @property
     def weight(self) -> float:
-        """Weight of this rank's share of the present batch."""
-        return self._weights[self._done]
+        """Weight of this rank's share of the batch that has gone through the model last."""
+        return self._weights[self._passed]
+
+    def note_pass(self) -> None:
+        """Note that the present batch goes through the model; a backward pass may come later."""
+        self._passed = self._present
+
+    @property
+    def _present(self) -> int:
+        return min(self._done, len(self._weights) - 1)  # a loop may go on after the last batch
 
     def weigh(self, amount: float) -> None:
         """Weight this rank's share of the present batch by what is in it, such as its labels.
@@ -84,7 +99,7 @@ class GangBatches(ShardBatches):
         All ranks call it, before the backward pass.
         """
         total = float(self.gang.total(np.array([amount]))[0])
-        self._weights[self._done] = amount / total if total else 1 / self.gang.size
+        self._weights[self._present] = amount / total if total else 1 / self.gang.size
 
     def log(self, loss: torch.Tensor | float) -> None:
         """Report the mean loss of this rank's share of the present batch."""
@@ -97,7 +112,7 @@ class GangBatches(ShardBatches):
 
     def gave_nothing(self) -> bool:
         """Whether no rank had a sample in any batch of the shard."""
-        return not self.gang.agree(not super().gave_nothing())
+        return not self.gang.total(np.array([not super().gave_nothing()], np.float64))[0]
 
     def _is_to_stop(self) -> bool:
         self.check()
@@ -124,10 +139,12 @@ class GangBatches(ShardBatches):
 
 
 class _Distributed(DistributedDataParallel):
-    def __init__(self, module: torch.nn.Module, gang: Gang) -> None:
+    def __init__(
+        self, module: torch.nn.Module, gang: Gang, note_pass: Callable[[], object]
+    ) -> None:
         # The ranks' models are equal already: their states are.
         super().__init__(module, process_group=gang.group.process_group, init_sync=False)
-        self.gang = gang
+        self.gang, self._note_pass = gang, note_pass
 
     # A loop of the user's own may read what its model has.
     def __getattr__(self, name: str) -> Any:
@@ -150,6 +167,8 @@ class _Distributed(DistributedDataParallel):
             raise
 
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self._note_pass()
         with self.reducing():  # the second one agrees on the buckets
             return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -157,16 +176,21 @@ class _Distributed(DistributedDataParallel):
         with self.gang.exchange():
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
+    def _distributed_broadcast_coalesced(self, tensors: Any, *rest: Any, **options: Any) -> None:
+        # gloo and NCCL know few types of numbers, and nothing is computed here.
+        sent = [it if it.is_complex() else it.view(_BITS[it.itemsize]) for it in tensors]
+        super()._distributed_broadcast_coalesced(sent, *rest, **options)  # type: ignore[no-untyped-call]
+
 
 def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module:
     """Wrap a module, equal on all ranks, so that its gradients are those of the whole batch."""
     gang = batches.gang
-    with gang.exchange():
-        model = _Distributed(module, gang)
-    complete = False
     # PyTorch holds the hook where Python's collector does not see it: a hook that held the batches,
     # which hold the model, would keep both and the gang's connections for ever.
     its = weakref.proxy(batches)
+    with gang.exchange():
+        model = _Distributed(module, gang, lambda: its.note_pass())
+    complete = False
 
     def result(future: Any) -> torch.Tensor:
         with gang.exchange():
@@ -197,6 +221,55 @@ def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module
 
     batches.check = check
     return model
+
+
+def check_end(module: torch.nn.Module, batches: GangBatches, *, own_loop: bool) -> None:
+    """Raise a `WorkloadError` if gradients of the batches were not added up over the gang."""
+    batches.check()  # the last batch too, if train_fn has left the loop there
+    if own_loop:
+        _check_alike(module, batches.gang)
+
+
+def _check_alike(module: torch.nn.Module, gang: Gang) -> None:
+    """Raise a `WorkloadError` if the ranks have trained a model to different parameters."""
+    checksums = np.zeros(gang.size)
+    checksums[gang.rank] = _checksum(module)
+    if len({*gang.total(checksums).tolist()}) == 1:
+        return
+    differences = {}
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            rounding = _ROUNDING * torch.finfo(parameter.dtype).eps
+            differences[name] = _difference(parameter.detach(), gang) / rounding
+    worst = max(differences, key=lambda name: differences[name], default="")
+    if worst and differences[worst] > 1.0:
+        raise WorkloadError(
+            f"the workers of a gang have trained {worst!r} to different numbers, as train_fn took "
+            "steps by gradients that were not added up over them: let it call the model itself, "
+            "then backward() once for each call, on parameters that require gradients from the "
+            "start, or train with gangs of 1"
+        )
+
+
+def _difference(tensor: torch.Tensor, gang: Gang) -> float:
+    """Return how far, relatively, the ranks' tensors are from their mean; 0 if one has a NaN."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    own = real.double().cpu().numpy().ravel()
+    with np.errstate(all="ignore"):
+        apart = own - gang.total(own.copy()) / gang.size
+        squares = gang.total(np.array([apart @ apart, own @ own]))
+        return float(np.nan_to_num(np.sqrt(squares[0] / squares[1])))
+
+
+def _checksum(module: torch.nn.Module) -> int:
+    """Return a number that differs where a bit of a parameter does, below 2^52."""
+    sums = [
+        (torch.view_as_real(own) if own.itemsize > 8 else own)
+        .view(_INTEGERS[min(own.itemsize, 8)])
+        .sum(dtype=torch.int64)
+        for own in (parameter.detach() for parameter in module.parameters())
+    ]
+    return int(torch.stack(sums).sum()) % 2**52 if sums else 0
 
 
 def _unused(module: torch.nn.Module, said: str) -> str:

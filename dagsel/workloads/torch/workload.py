@@ -30,7 +30,7 @@ from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.argument_names import named_arguments
 from dagsel.workloads.torch.batches import evaluation_batches, tensors_of, training_batches
 from dagsel.workloads.torch.build import beside_state, check_alike
-from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
+from dagsel.workloads.torch.ddp import GangBatches, check_end, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
 from dagsel.workloads.torch.layout import ChannelsLast
@@ -421,7 +421,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             with multiplying(self.precision, device):
                 self._loop(model, optimizer, schedule, batches, config)
             if isinstance(batches, GangBatches):
-                batches.check()  # the last batch too, if train_fn has left the loop there
+                check_end(module, batches, own_loop=self.train_fn is not None)
             if self.input_fn is not None and batches.gave_nothing():
                 raise NothingTrainedError(
                     f"input_fn returns inputs without a sample for every batch of shard "
