@@ -85,7 +85,7 @@ def _near(
 ) -> list[KnownWorker]:
     """Choose workers of few nodes: those of last time first, then whole nodes."""
     n_free = Counter(host.node for host in hosts)
-    kept = Counter(host.node for host in hosts if host.worker in last)
+    kept = Counter(host.node for host in hosts if host.worker in last or host.worker == home)
 
     def rank(host: KnownWorker) -> tuple[bool, bool, int, bool, int, str, str]:
         """Return a key by which the workers to choose come first."""
@@ -143,10 +143,11 @@ class Gangs:
             if self._crowds_out(number, choice):
                 continue
             leader, *members = hosts = [state.workers[worker] for worker in choice.workers]
+            unit = trial.ready[0]
+            if not state.fits(unit, leader.worker, choice.start_s, len(hosts)):
+                continue
             if not any(host.bound for host in hosts):
-                unit, size = trial.ready[0], len(hosts)
-                if state.fits(unit, leader.worker, state.now, size):
-                    state.bind(unit, leader, choice.shard, members)
+                state.bind(unit, leader, choice.shard, members)
             elif not self.reserved:
                 self.reserved = frozenset(choice.workers)
         self.stuck = stuck
@@ -225,7 +226,12 @@ class Gangs:
     def _fits_alone(self, trial: int, workers: Iterable[Worker]) -> bool:
         state = self.state
         unit, need = state.trials[trial].ready[0], state.list_scheduler.need[trial]
-        return bool(need) and any(state.fits(unit, worker, state.now) for worker in workers)
+        return any(
+            need & state.workers[worker].held
+            and state.rooms.fits(trial, worker)
+            and state.fits(unit, worker, state.now)
+            for worker in workers
+        )
 
     def _crowds_out(self, number: int, choice: Choice) -> bool:
         """Whether a trial of higher rank would find no worker beside the gang."""

@@ -732,6 +732,44 @@ def test_a_gang_that_wants_more_processes_than_there_are_fails_and_says_so():
     assert "Client(processes=True)" in failure.reason
 
 
+def test_a_gang_does_not_wait_for_trials_that_do_not_fit_on_its_workers():
+    tell = Driver(n_shards=2)
+    tell(*(WorkerAdded(worker, frozenset({0, 1}), room=100) for worker in "ab"))
+    tell(WorkerAdded("large", frozenset({0, 1}), room=1000))
+    large = round_of(3, 2, n_epochs=2, evaluate=False, memory_bytes=500)
+    assert [i.worker for i in binds(tell(RoundAdded(large), *ready(0, 1, 2)))] == ["large"]
+    small = round_of(1, 2, number=1, first=3, evaluate=False, memory_bytes=10)
+    tell(RoundAdded(small), TrialAllowed(3, gang=2), *ready(3))  # each small one loads a shard
+    out = tell(ShardLoaded("a", 1), ShardLoaded("b", 0))
+    assert [(i.unit, i.worker, i.members) for i in binds(out)] == [(train(3), "a", ("b",))]
+
+
+def test_a_gang_does_not_wait_for_trials_whose_shards_its_workers_do_not_hold():
+    tell = Driver(n_shards=2)
+    tell(*(WorkerAdded(worker, frozenset({0}), max_shards=1) for worker in "ab"))
+    tell(WorkerAdded("other", frozenset({1}), max_shards=1))
+    fixed = round_of(3, 2, n_epochs=2, evaluate=False, order=((1, 0), (1, 0)))
+    (bind,) = binds(tell(RoundAdded(fixed), *ready(0, 1, 2)))
+    assert bind.worker == "other"
+    free = round_of(1, 2, number=1, first=3, evaluate=False)
+    out = tell(RoundAdded(free), TrialAllowed(3, gang=2), *ready(3))
+    assert [(i.unit, i.worker, i.members) for i in binds(out)] == [(train(3), "a", ("b",))]
+
+
+def test_no_worker_is_kept_for_a_gang_that_cannot_end_before_the_horizon():
+    tell = Driver(n_shards=2)
+    tell(*(WorkerAdded(worker, frozenset({0, 1})) for worker in "ab"))
+    long, short = round_of(2, 2, n_epochs=8), round_of(1, 2, n_epochs=2, number=1, first=2)
+    tell(RoundAdded(long), RoundAdded(short), TrialAllowed(0, gang=2))
+    (bind,) = binds(tell(*ready(0)))
+    tell(UnitTrains(bind.unit, bind.worker))
+    tell(UnitDone(bind.unit, 100.0, bind.shard), at=100.0)
+    (alone,) = binds(tell(*ready(1), HorizonSet(150.0)))
+    tell(UnitTrains(alone.unit, alone.worker))
+    assert binds(tell(UnitReady(train(0, 1)))) == []
+    assert [i.unit for i in binds(tell(*ready(2)))] == [train(2)]
+
+
 def test_a_unit_that_waits_on_its_worker_is_not_past_its_time():
     tell = Driver(n_shards=1, unit_timeout_s=10.0, grace_s=5.0, max_strikes=1)
     tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(1, 1)), *ready(0))
