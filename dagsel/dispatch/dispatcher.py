@@ -131,20 +131,22 @@ class Dispatcher:
     def usable(self, within_s: float) -> int:
         """Return how many workers are busy for so long with what is left.
 
-        A trial trains on one at a time, or on its gang.
+        A trial trains on one at a time, or on its gang, which needs all of its workers at once.
         """
-        n_workers, cost, ratio = 0, 0.0, self.times.ratio
+        n_workers, largest, work_s = 0, 0, 0.0
         for number, trial in self.trials.items():
             allowance = self.state.allowances.get(number, FREE)
             if allowance.held or not trial.open:
                 continue
-            n_workers += allowance.gang
-            epochs = trial.open.values()
+            n_workers, largest = n_workers + allowance.gang, max(largest, allowance.gang)
+            epochs, ratio = trial.open.values(), self.times.ratio
             n_units = sum(it.left.bit_count() + ratio * it.unscored.bit_count() for it in epochs)
-            cost += self.times.cost(number) * n_units
-        if not self.times.known:
-            return min(n_workers, 1)
-        return min(n_workers, ceil(cost * self.times.unit_s / within_s))
+            took_s = self.state.gang_s.get((number, allowance.gang))
+            if took_s is not None:
+                work_s += allowance.gang * took_s * n_units
+            elif self.times.known:
+                work_s += self.times.cost(number) * self.times.unit_s * n_units
+        return max(largest, min(n_workers, ceil(work_s / within_s)))
 
     def cheapest(
         self,

@@ -211,6 +211,11 @@ class DispatchPlugin(SchedulerPlugin):
             reason = details.get("exception_text") or "a shard could not be read"
             self._push(events.ShardFailed(worker, shard, reason))
 
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[Any]) -> list[Any]:
+        """Return those of the workers that may be closed: a gang's have no task, but its leader."""
+        joined = {each for it in self.dispatcher.bindings.values() for each in it.members}
+        return [worker for worker in workers if worker.address not in joined]
+
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """See a worker go."""
         self._worker_removed(worker, expected=False)
@@ -372,8 +377,7 @@ class DispatchPlugin(SchedulerPlugin):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        wake_at = self.dispatcher.wake_at
-        if wake_at is not None:
+        if (wake_at := self.dispatcher.wake_at) is not None:
             delay = max(0.0, wake_at - time.monotonic())
             self._alarm = self._loop.call_later(delay, self._push, events.TimerFired())
 
@@ -446,19 +450,15 @@ class DispatchPlugin(SchedulerPlugin):
         if not all(map(self._is_there, binding.members)):  # the leader did not wait yet as it went
             self._send(leader, messages.AbandonGang(unit, attempt))
             return
-        host, size = get_address_host(leader), len(binding.workers)
+        to = (len(binding.workers), get_address_host(leader), call.port)
         for rank, member in enumerate(binding.members, start=1):
-            place = (rank, size, host, call.port)
-            join = messages.JoinGang(unit, attempt, binding.shard, *place, call.how)
-            self._send(member, join)
+            self._send(member, messages.JoinGang(unit, attempt, binding.shard, rank, *to, call.how))
 
     def _may_read(self, key: Any, worker: str) -> bool:
         unit = key_unit(self.run, key)
-        if unit is None:
-            return False
-        if unit.kind == "train":
+        if unit is not None and unit.kind == "train":
             return self.dispatcher.home(unit.trial) == worker
-        return self.dispatcher.holds(worker, unit.position)
+        return unit is not None and self.dispatcher.holds(worker, unit.position)
 
     def _preempt(self, unit: Unit, worker: str) -> None:
         self._send(worker, messages.StopUnit(unit, self._attempts.number(unit)))

@@ -350,6 +350,19 @@ def test_as_many_workers_are_of_use_as_the_work_that_is_left_keeps_busy():
     assert usable(1.0) == 0
 
 
+def test_a_gang_has_use_for_all_of_its_workers_at_once():
+    tell = Driver(n_shards=2)
+    tell(*(WorkerAdded(worker, frozenset({0, 1})) for worker in "abcd"))
+    tell(RoundAdded(round_of(2, 2, evaluate=False)), TrialAllowed(0, 3), TrialAllowed(1, 2))
+    usable = tell.dispatcher.usable
+    assert usable(5.0) == 3  # nobody knows how long a unit takes
+    (bind,) = binds(tell(*ready(0)))
+    tell(UnitTrains(bind.unit, bind.worker))
+    tell(UnitDone(bind.unit, 10.0, bind.shard), UnitReady(train(0, 1)), at=10.0)
+    assert usable(5.0) == 5  # one unit of 10 s on three workers is left of one of the trials
+    assert usable(1000.0) == 3
+
+
 def test_a_stopped_trial_is_forgotten_and_preempted():
     tell = Driver(n_shards=2)
     tell(WorkerAdded("a", frozenset({0, 1})), RoundAdded(round_of(2, 2)))

@@ -19,9 +19,10 @@ import torch
 from distributed import Client
 
 import dagsel
-from dagsel.dispatch.events import FailRun, TrialAllowed, WorkerRemoved
+from dagsel.dispatch.events import FailRun, TrialAllowed, UnitTrains, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.errors import GangBrokenError, SearchError
+from dagsel.execution.scheduler_plugin import DispatchPlugin
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
 from dagsel.history.script import read_turns
 from dagsel.messages import Message, PieceRecord, TrialReport, UnitRecord, WorkerJoined
@@ -131,6 +132,23 @@ def test_notice_to_a_member_costs_no_more_than_a_batch(
     assert len(counts) == N_SHARDS * 40
     last = of(UnitRecord, heard)[-1]
     assert not {last.worker, *last.members} & {*pieces[0].members}
+
+
+def test_dask_does_not_take_a_gangs_member_for_idle(
+    three: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    workload = SyntheticWorkload(seconds=600.0, n_batches=60_000)
+    cluster: Any = three.cluster
+    with engine_for(three, digits, workload, run_dir) as engine:
+        engine.tell(TrialAllowed(0, 2, None, 1))
+        engine.submit(Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)), {0: {}})
+        listen(engine, until=lambda heard: of(UnitTrains, heard))
+        scheduler = cluster.scheduler
+        (plugin,) = (it for it in scheduler.plugins.values() if isinstance(it, DispatchPlugin))
+        (binding,) = plugin.dispatcher.bindings.values()
+        assert scheduler.adaptive_target() == len(binding.workers) == 2
+        assert scheduler.workers_to_close(n=1) == [*scheduler.workers.keys() - {*binding.workers}]
+        assert not {*binding.members} & {*scheduler.workers_to_close(n=3)}
 
 
 class Kept(SyntheticWorkload):
