@@ -32,7 +32,7 @@ from dagsel.execution.cluster import (
 )
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.jobs import jobs_of
-from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
+from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, machines_of, withdraw
 
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
@@ -170,6 +170,7 @@ class _ByName(ClusterDriver):
         stuck = [worker for worker in workers if worker in after and worker not in retired]
         gone = {before[worker] for worker in {*workers} - {*stuck} if worker in before}
         stays = {*after.values()} - gone
+        self.taken |= gone & self._starting()
         self._withdraw(
             name
             for name, members in self._specs().items()
@@ -180,8 +181,21 @@ class _ByName(ClusterDriver):
 
     def _specs(self) -> dict[Any, set[str]]:
         """Return the names of the workers of each specification."""
-        specs = dict(self.cluster.worker_spec)
-        return {name: _members(name, spec) for name, spec in specs.items()}
+        specs, machines = dict(self.cluster.worker_spec), self._machines()
+        return {name: _members(name, spec, machines.get(name)) for name, spec in specs.items()}
+
+    def _machines(self) -> dict[Any, Any]:
+        """Return what was started of each specification, as far as that is known."""
+        return dict(self.cluster.workers)
+
+    def _starting(self) -> set[str]:
+        """Return the names of machines of which it is not known yet which specification they have.
+
+        Dask tells that once all have started that were asked for together.
+        """
+        known = {id(machine) for machine in self._machines().values()}
+        machines = [it for it in machines_of(self.cluster) if id(it) not in known]
+        return {str(getattr(it, "name", "")) for it in machines if it.status not in GONE}
 
     def _newest(self) -> list[tuple[Any, set[str]]]:
         return list(reversed(self._specs().items()))
@@ -190,9 +204,11 @@ class _ByName(ClusterDriver):
         """Withdraw the newest specifications of which no worker has started; first lost jobs."""
         there, specs = {*_workers(self.client).values()}, self._specs()
         self._jobs.look(specs, there)
-        unmet = []
+        may_be_any = bool(there & self._starting() - set().union(*specs.values()))
+        known, unmet = self._machines(), []
         for name, members in sorted(self._newest(), key=lambda s: s[0] not in self._jobs.alone):
-            if len(members) <= n_workers and not members & there:
+            has_started = members & there or (may_be_any and name not in known)
+            if len(members) <= n_workers and not has_started:
                 unmet.append(name)
                 n_workers -= len(members)
         self._withdraw(unmet)
@@ -215,9 +231,15 @@ class _ByName(ClusterDriver):
         withdraw(self.cluster, set(names), is_ours=self.own_since is not None)
 
 
-def _members(name: Any, spec: dict[str, Any]) -> set[str]:
-    """Return the names of the workers of a specification."""
-    return {f"{name}{suffix}" for suffix in spec.get("group", [""])}
+def _members(name: Any, spec: dict[str, Any], machine: Any = None) -> set[str]:
+    """Return the names of the workers of a specification.
+
+    A machine may have a name of its own, as those of dask-cloudprovider have.
+    """
+    if "group" not in spec:
+        own = getattr(machine, "name", None)
+        return {str(name if own is None else own)}
+    return {f"{name}{suffix}" for suffix in spec["group"]}
 
 
 class Leaving(SchedulerPlugin):

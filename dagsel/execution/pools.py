@@ -105,7 +105,7 @@ class _ByPool(_ByName):
         self.pools = tuple(pools)
         self.prices = {pool.name: pool.cost.per_hour for pool in pools}
         self._now = now
-        self._machines: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self._made: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._missing_since: dict[Any, float] = {}
         self._has_come: set[Any] = set()
         self._short_until: dict[str, float] = {}
@@ -176,20 +176,12 @@ class _ByPool(_ByName):
         return {name: {**spec, **made}}
 
     def _make(self, spec: str, cls: Any, *args: Any, **options: Any) -> Any:
-        machine = self._machines[spec] = cls(*args, **options)
+        machine = self._made[spec] = cls(*args, **options)
         return machine
 
-    def _specs(self) -> dict[Any, set[str]]:
-        """Return the names of the workers of each specification.
-
-        Those of dask-cloudprovider have names of their own.
-        """
-        found = super()._specs()
-        for spec, machine in list(self._machines.items()):
-            name = getattr(machine, "name", None)
-            if name is not None and found.get(spec) == {spec}:
-                found[spec] = {str(name)}
-        return found
+    def _machines(self) -> dict[Any, Any]:
+        # Those that we asked for are known before Dask tells of them.
+        return {**super()._machines(), **self._made}
 
     def _newest(self) -> list[tuple[Any, set[str]]]:
         """Return the specifications in the order in which they are given up: the dearest first."""

@@ -65,6 +65,16 @@ async def _add_workers(
         going.add_done_callback(read)
 
 
+def machines_of(cluster: Any) -> list[Any]:
+    """Return all that a cluster has started for a specification, and that is still known."""
+    machines: list[Any] = cluster.sync(_created, cluster)
+    return machines
+
+
+async def _created(cluster: Any) -> list[Any]:
+    return list(cluster._created)
+
+
 def withdraw(cluster: Any, names: Collection[Any], *, is_ours: bool = False) -> None:
     """Take back the specifications of these names; wait a while until their workers have gone.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
@@ -138,6 +139,78 @@ def test_those_that_have_not_come_are_given_up_and_those_there_stay() -> None:
             driver.retire(old[:1])  # and the two in the queue may still come
         assert driver.wanted == 3
         assert there(client) == old[1:]
+
+
+class Instance(Queued):
+    """A machine as dask-cloudprovider's: it has a name of its own, and stays as its worker ends."""
+
+    def __init__(self, scheduler: str, name: str, **options: Any) -> None:
+        self.name = f"dask-{uuid.uuid4().hex[:6]}-worker"
+        self.worker = Worker(scheduler, name=self.name, **options)
+
+    def __await__(self) -> Any:
+        return self.worker.__await__()
+
+    async def close(self) -> None:
+        await self.worker.close()
+        await super().close()
+
+
+def test_of_workers_with_names_of_their_own_the_named_ones_go() -> None:
+    spec = {"cls": Instance, "options": {"nthreads": 1}}
+    with (
+        SpecCluster(dict.fromkeys(range(4), spec), SCHEDULER, spec) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(4, timeout=TIMEOUT_S)
+        leaves, *stay = there(client)
+        with driving(client) as driver:
+            driver.grow(2)  # gives up nothing: all have come
+        assert there(client) == [leaves, *stay]
+        with driving(client) as driver:
+            driver.retire([leaves])
+        assert there(client) == stay
+        assert driver.wanted == len(cluster.worker_spec) == 3
+
+
+def test_one_that_comes_before_dask_tells_which_it_is_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dask tells it once all have started that were asked for together."""
+    monkeypatch.setattr("dagsel.execution.spec_cluster.CLOSE_TIMEOUT_S", 0.1)
+    may_start = threading.Event()
+
+    class Late(Queued):
+        def __await__(self) -> Any:
+            return until(may_start.is_set).__await__()
+
+    kinds = iter([Instance, Instance, Late, Instance])
+    spec = {"cls": lambda scheduler, name: next(kinds)(scheduler, name)}
+    with (
+        SpecCluster({0: spec}, SCHEDULER, spec) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        try:
+            client.wait_for_workers(1, timeout=TIMEOUT_S)
+            first = there(client)
+            driver = elastic_for(client)
+            driver.grow(3)
+            client.wait_for_workers(2, timeout=TIMEOUT_S)
+            both = there(client)
+            driver.grow(1)
+            driver.close()
+            assert there(client) == both
+            assert driver.wanted == 3
+            driver.retire({*both} - {*first})
+            driver.close()
+            assert there(client) == first
+        finally:
+            may_start.set()
+        cluster.sync(until, lambda: len(cluster.workers) > 1)
+        driver.grow(2)  # the place of the one that was closed is not taken for a worker to come
+        driver.close()
+        client.wait_for_workers(2, timeout=TIMEOUT_S)
+        assert len({*there(client)} & {*both}) == 1
 
 
 def lose(cluster: LocalCluster, client: Client) -> str:

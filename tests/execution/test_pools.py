@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
 from .helpers import engine_for, there
-from .test_elastic import Job, Queued
+from .test_elastic import Instance, Job, Queued
 
 FREE = "127.0.0.1:0"
 SCHEDULER = {"cls": Scheduler, "options": {"dashboard_address": FREE, "port": 0}}
@@ -39,9 +38,11 @@ def machine(scheduler: str, name: str, nthreads: int = 1, broken: str = "") -> A
 
 
 @contextmanager
-def cluster_of(n_workers: int, cls: Any = machine) -> Iterator[tuple[SpecCluster, Client]]:
+def cluster_of(
+    n_workers: int, cls: Any = machine, *, first: Any = machine
+) -> Iterator[tuple[SpecCluster, Client]]:
     """A cluster without a pool; its workers are threads of this process."""
-    workers = {k: {"cls": machine, "options": {"nthreads": 1}} for k in range(n_workers)}
+    workers = {k: {"cls": first, "options": {"nthreads": 1}} for k in range(n_workers)}
     worker = {"cls": cls, "options": {"nthreads": 1}}
     with (
         SpecCluster(scheduler=SCHEDULER, workers=workers, worker=worker) as cluster,
@@ -157,15 +158,8 @@ def test_more_than_the_pools_may_have_is_told_of() -> None:
             driver.capacity(4)
 
 
-class Instance(Worker):
-    """A worker with a name of its own, as dask-cloudprovider gives it."""
-
-    def __init__(self, scheduler: str, name: str, **options: Any) -> None:
-        super().__init__(scheduler, name=f"dask-{uuid.uuid4().hex[:6]}-worker", **options)
-
-
 def test_workers_with_names_of_their_own_are_of_the_pool_that_was_asked() -> None:
-    with cluster_of(1, Instance) as (cluster, client):
+    with cluster_of(2, Instance, first=Instance) as (cluster, client):
         driver = driver_for(client, None, [DEMAND, SPOT])
         assert grown(driver, 4) == {"demand": 2, "spot": 2}
         client.wait_for_workers(4, timeout=TIMEOUT_S)
@@ -175,7 +169,9 @@ def test_workers_with_names_of_their_own_are_of_the_pool_that_was_asked() -> Non
         spot = [a for a, about in workers_of(client).items() if found[str(about["name"])] == "spot"]
         driver.retire(spot)
         assert grown(driver) == {"demand": 2}
-        assert len(cluster.worker_spec) == 2
+        driver.retire(there(client)[:1])  # it was there before
+        assert grown(driver) == {"demand": 1}
+        assert len(cluster.worker_spec) == 1
 
 
 def test_jobs_of_several_workers_are_asked_for_as_jobs() -> None:
