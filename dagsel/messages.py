@@ -214,9 +214,10 @@ class WorkerRefused:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaves:
-    """A worker was told to end, and stores what it runs."""
+    """A worker was told to end, and stores what it runs; or it cannot store, and stays idle."""
 
     worker: str
+    unfit: str = ""  # why it cannot store
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ MADE_BY: dict[str, dict[str, tuple[str, ...]]] = {
         "AllTrialsFailedError": ("dagsel/driver/troubles.py", "say"),
     },
     "dagsel/driver/troubles.py: failure.reason": {
-        "ClusterError": ("dagsel/dispatch/workers.py", "shortage"),
+        "ClusterError": ("dagsel/dispatch/workers.py", "shortage", "why_unfit"),
         "DatasetError": ("dagsel/dispatch/workers.py", "damage"),
     },
     "dagsel/execution/raising.py: text": {

@@ -212,8 +212,8 @@ class Dispatcher:
             case MemoryFilled(worker, n_bytes, limit):
                 if worker in self.workers:
                     self.workers[worker].filled = (n_bytes, limit)
-            case DrainRequested(worker):
-                self.moves.drain(worker)
+            case DrainRequested(worker, unfit):
+                self.moves.drain(worker, unfit)
             case ShardLoaded(worker, shard):
                 self.moves.loaded(worker, shard)
             case ShardFailed(worker, shard, reason):
@@ -451,6 +451,7 @@ class Dispatcher:
         watch_time_limits(state)
         self.moves.watch_drains()
         self.moves.watch_missing()
+        self.moves.watch_unfit()
 
     def check(self) -> None:
         """Raise ``AssertionError`` with a clear sentence if an invariant does not hold."""

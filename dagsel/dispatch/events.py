@@ -138,9 +138,14 @@ class MemoryFilled:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """The worker is to get no new unit, and others are to load its shards; answer: `Drained`."""
+    """The worker is to get no new unit, and others are to load its shards; answer: `Drained`.
+
+    One that is `unfit` cannot store what it trains: its units are taken back. If there is no other
+    worker the answer is `FailRun`.
+    """
 
     worker: Worker
+    unfit: str = ""  # why, in words
 
 
 @dataclass(frozen=True, slots=True)

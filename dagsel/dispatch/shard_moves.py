@@ -29,6 +29,7 @@ class ShardMoves:
         self._moving = False  # not all shards are where they are wanted
         self._holders_changed = False  # since missing shards were last looked for
         self._missing_since: float | None = None
+        self._unfit_since: float | None = None  # when the last worker went that could store
         self._has_failed = False
         self._draining: dict[Worker, None] = {}
         self._need = 0  # of the largest trial that some worker had room for, as they were placed
@@ -59,13 +60,19 @@ class ShardMoves:
             workers.replicas = EVERYWHERE
             self.workers_changed = True
 
-    def drain(self, worker: Worker) -> None:
-        """Drain a worker: it may go once others hold its shards."""
+    def drain(self, worker: Worker, unfit: str = "") -> None:
+        """Drain a worker: it may go once others hold its shards; one that is unfit runs nothing."""
         host = self.state.workers.get(worker)
-        if host is not None:
-            host.draining = True
-            self._draining[worker] = None
-            self.workers_changed = True
+        if host is None:
+            return
+        host.draining = True
+        self._draining[worker] = None
+        self.workers_changed = True
+        if unfit:
+            host.unfit = unfit
+            self._unfit_since = -inf  # it is not waited for another one
+            for unit in host.bound:
+                self.state.preempt(unit)
 
     def loaded(self, worker: Worker, shard: int, refusal: str | None = None) -> None:
         """Note that a worker has loaded a shard, or why it could not."""
@@ -207,3 +214,18 @@ class ShardMoves:
             state.out.append(FailRun(damage or workers.shortage(missing), bool(damage)))
         elif not self._has_failed:
             state.wake(overdue_s)
+
+    def watch_unfit(self) -> None:
+        """Fail the run if no worker can store what it trains, and none comes that can."""
+        state, hosts = self.state, self.state.workers.values()
+        if not hosts or not all(host.unfit for host in hosts):
+            self._unfit_since = None
+            return
+        if self._unfit_since is None:
+            self._unfit_since = state.now
+        overdue_s = self._unfit_since + state.config.capacity_timeout_s
+        if state.now < overdue_s:
+            state.wake(overdue_s)
+        elif not self._has_failed:
+            self._has_failed = True
+            state.out.append(FailRun(state.workers.why_unfit()))

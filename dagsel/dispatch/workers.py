@@ -37,6 +37,7 @@ class KnownWorker:
     placed_speed: float = 1.0  # when shards were last placed
     draining: bool = False
     drained: bool = False
+    unfit: str = ""  # why it cannot store what it trains
     restarting: bool = False
     # Bytes that it had taken when it was to be restarted for that, and those that it may take.
     filled: tuple[int, int | None] | None = None
@@ -285,4 +286,12 @@ class WorkerTable(dict[Worker, KnownWorker]):
             f"{len(shards)} of {self.n_shards} shards have no worker: {len(hosts)} workers have "
             f"memory for {self.room}; add workers or memory, write the data set in smaller shards, "
             "or leave hold= out"
+        )
+
+    def why_unfit(self) -> str:
+        """Say why no worker can store what it trains."""
+        first = next(iter(self.values()))
+        return (
+            f"none of {len(self)} workers can use the store: {first.unfit}; mend that, and go on "
+            "with dagsel.resume"
         )

@@ -14,6 +14,7 @@ from typing import Any
 from dagsel.console import readable_size
 from dagsel.errors import LinkError
 from dagsel.execution.mapped_pages import Pages
+from dagsel.execution.raising import asking_store
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.manifest import SPLITS, Split
 from dagsel.storage.mapped_shard import MappedShard
@@ -208,7 +209,8 @@ class HeldShards:
 
     def _read(self, shard: int, split: Split) -> Any:
         read = self._data.shard if split == "train" else self._data.validation_shard
-        arrays = read(shard)
+        with asking_store(self._data.url):
+            arrays = read(shard)
         self.counters.shard_bytes_read += sum(array.nbytes for array in arrays.values())
         return self._workload.prepare(arrays)
 
@@ -229,7 +231,8 @@ class HeldShards:
         while True:
             try:
                 self.open()
-                mapped = cache.load(shard)
+                with asking_store(self._data.url):
+                    mapped = cache.load(shard)
                 break
             except (LinkError, NoRoomError) as error:
                 will_wait = waits and isinstance(error, NoRoomError) and self._patience_s > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -15,7 +16,7 @@ from distributed import Reschedule
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DagselError, NothingTrainedError, OutOfMemoryError, WorkloadError
 from dagsel.execution.allocator import give_back_memory
-from dagsel.messages import Notice, UnitRaised
+from dagsel.messages import Note, Notice, UnitRaised, WorkerLeaves
 from dagsel.workloads.base import Workload
 from dagsel.workloads.memory import (
     SavesMemory,
@@ -26,6 +27,40 @@ from dagsel.workloads.memory import (
     with_halved,
 )
 from dagsel.workloads.raised import RanOut, raised
+
+#: What is wrong with one object and not with its store, which answers; and too little memory.
+_NOT_OF_STORE = {
+    errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.EFBIG, errno.ENAMETOOLONG,
+    errno.ENOMEM,
+}  # fmt: skip
+
+
+class StoreFailedError(Exception):
+    """A store fails on this worker, and may do what it should on others; the text says how."""
+
+
+@contextmanager
+def asking_store(url: str) -> Iterator[None]:
+    """Tell where a store fails from all that is its answer."""
+    try:
+        yield
+    except OSError as error:
+        if is_of_store(error):
+            raise StoreFailedError(f"{url}: {type(error).__name__}: {error}") from error
+        raise
+
+
+def is_of_store(error: OSError) -> bool:
+    """Whether a store fails, and does not answer that an object is missing, damaged or in the way.
+
+    Examples
+    --------
+    >>> is_of_store(PermissionError(errno.EACCES, "The provided token has expired."))
+    True
+    >>> is_of_store(IsADirectoryError(errno.EISDIR, "Is a directory"))
+    False
+    """
+    return not isinstance(error, DagselError) and error.errno not in _NOT_OF_STORE
 
 
 class Raising:
@@ -41,6 +76,8 @@ class Raising:
         Name of the worker.
     memory_limit
         That of its process by Dask; None for none.
+    address
+        Address of the worker.
     """
 
     def __init__(
@@ -50,9 +87,11 @@ class Raising:
         *,
         worker: str = "",
         memory_limit: int | None = None,
+        address: str = "",
     ) -> None:
         self._workload, self._tell = workload, tell
         self._worker, self._memory_limit = worker, memory_limit
+        self._address, self._has_left = address, False
 
     @contextmanager
     def telling(self, unit: Unit, config: Mapping[str, Any], halvings: int) -> Iterator[None]:
@@ -64,6 +103,9 @@ class Raising:
                 yield
         except Reschedule:
             raise
+        except StoreFailedError as error:
+            self._leave(str(error))
+            raise Reschedule from error
         except Exception as error:
             told = raised(error, self._workload)
             is_ours = isinstance(error, DagselError) and not isinstance(
@@ -80,6 +122,16 @@ class Raising:
         if ran_out is not None:
             self.relieve()
             raise OutOfMemoryError(text) from None
+
+    def _leave(self, reason: str) -> None:
+        """Take no more units, once: they go on elsewhere."""
+        if self._has_left:
+            return
+        self._has_left = True
+        told = f"worker {self._worker} at {self._address} cannot use the store: {reason}"
+        cure = "mend that on its machine, and restart the worker to have it back"
+        self._tell(Note(f"{told}; it gets no more units, and its own go on elsewhere; {cure}"))
+        self._tell(WorkerLeaves(self._address, told))
 
     def relieve(self) -> None:
         """Free the memory of this process that units do without."""

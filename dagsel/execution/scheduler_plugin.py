@@ -277,9 +277,9 @@ class DispatchPlugin(SchedulerPlugin):
                 self._push(replace(added, room=room, shard_room=shard_room))
             case messages.WorkerRefused() | messages.Note():
                 self._report(notice)
-            case messages.WorkerLeaves(worker):
+            case messages.WorkerLeaves(worker, unfit):
                 self._report(messages.WorkerDrains(worker, retire=False))
-                self._push(events.DrainRequested(worker))
+                self._push(events.DrainRequested(worker, unfit))
                 for unit, binding in self.dispatcher.bindings.items():
                     if worker in binding.members:  # a gang ends where its leader does
                         self._preempt(unit, binding.worker)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from dagsel.execution.allocator import give_back_memory
+from dagsel.execution.raising import asking_store, is_of_store
 from dagsel.execution.run_spec import StoredResult
 from dagsel.messages import Assignment, StoredState, UnitRecord
 from dagsel.state import State
 from dagsel.storage import CheckpointStore
-from dagsel.storage.disk import retry_while_full
+from dagsel.storage.disk import retry_while, retry_while_full
 from dagsel.storage.runs.checkpoints import Scoring
 
 logger = logging.getLogger("dagsel")
+T = TypeVar("T")
 
+#: So long a store that fails is tried again, before its worker is held to be at fault.
+PATIENCE_S = 10.0
+#: What is waited for elsewhere: a full disk, and a store that nobody can reach.
+_WAITED_FOR = {errno.ENOSPC, errno.EDQUOT}
 _SCORING: dict[str, Scoring] = {"evaluate": "epoch", "check": "check"}
 #: One more state of that size never makes a worker short of memory. To ask costs it 0.15 ms.
 _LITTLE = 1_000_000
@@ -60,19 +68,28 @@ class StateCache:
         Shards of the data set, which are the training units of an epoch.
     is_short_of_memory
         Whether states had better wait in the store alone.
+    sleep
+        Waits so many seconds.
+
+    All that asks the store raises a `StoreFailedError` where that fails and does not recover soon.
     """
 
     def __init__(
-        self, store: CheckpointStore, n_shards: int, is_short_of_memory: Callable[[], bool]
+        self,
+        store: CheckpointStore,
+        n_shards: int,
+        is_short_of_memory: Callable[[], bool],
+        *,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.warm: dict[Unit, Warm] = {}
         self._store, self._n_shards = store, n_shards
-        self._is_short_of_memory = is_short_of_memory
+        self._is_short_of_memory, self._sleep = is_short_of_memory, sleep
 
     def load(self, stored: StoredResult) -> State:
         """Read a state from the store."""
         place = (stored.trial, stored.epoch, stored.position)
-        blob, _ = self._store.load(*place, partial=stored.is_partial)
+        blob, _ = self._ask(lambda: self._store.load(*place, partial=stored.is_partial))
         return State(blob)
 
     def input(self, unit: Unit, state: State | StoredResult | None) -> State | None:
@@ -110,10 +127,14 @@ class StateCache:
             If the end of an epoch is damaged and the trial went on from it. It may still have to be
             scored, so a later state is no substitute: the driver has to go on from before it.
         """
-        shard, warm = binding.shard, self.warm.pop(unit, None)
-        if warm is not None and (warm.shard, warm.n_pieces) == (shard, binding.n_pieces):
+        warm = self.warm.pop(unit, None)
+        if warm is not None and (warm.shard, warm.n_pieces) == (binding.shard, binding.n_pieces):
             return warm.state
-        store, place = self._store, (unit.epoch, unit.position)
+        return self._ask(lambda: self._find(unit, binding))
+
+    def _find(self, unit: Unit, binding: Assignment) -> State | Found | None:
+        """Find in the store what `recover` returns."""
+        store, place, shard = self._store, (unit.epoch, unit.position), binding.shard
         damage: CheckpointCorruptError | None = None
         try:
             blob, meta = store.load(unit.trial, *place)
@@ -145,7 +166,7 @@ class StateCache:
         """Store the state of a unit that was stopped, and keep it warm where memory allows."""
         store, buffer, meta = self._store, state.buffer, stored.meta
         place = (unit.trial, unit.epoch, unit.position)
-        retry_while_full(lambda: store.save(*place, buffer, meta, partial=True), store.url)
+        self._ask(lambda: store.save(*place, buffer, meta, partial=True))
         self.warm.pop(unit, None)
         if not self._is_short_of_memory():
             self.warm[unit] = Warm(state, binding.shard, binding.n_pieces + 1)
@@ -170,13 +191,14 @@ class StateCache:
         """
         store, meta = self._store, stored.meta
         place = (unit.trial, unit.epoch, unit.position)
-        first = retry_while_full(lambda: store.save_first(*place, state.buffer, meta), store.url)
+        first = self._ask(lambda: store.save_first(*place, state.buffer, meta))
         digest, found = first[0], StoredState.read(place[1:], first[1])
         if not goes_on(found, binding):  # of an attempt that was lost, and then left behind
-            retry_while_full(lambda: store.save(*place, state.buffer, meta), store.url)
+            self._ask(lambda: store.save(*place, state.buffer, meta))
             found = replace(stored, digest=digest)
-        if binding.spare is not None and binding.spare[1] != self._n_shards - 1:
-            store.delete(unit.trial, *binding.spare)  # the driver deletes the ends of epochs
+        spare = binding.spare
+        if spare is not None and spare[1] != self._n_shards - 1:
+            self._ask(lambda: store.delete(unit.trial, *spare))  # the driver deletes ends of epochs
         return found, (found.visits, found.digest) == (stored.visits, digest)
 
     def save_scores(self, scored: ScoredShard) -> UnitRecord:
@@ -185,7 +207,7 @@ class StateCache:
             store, unit = self._store, scored.done.unit
             place = (unit.trial, _SCORING[unit.kind], unit.epoch, unit.position)
             buffer = scored.kept.buffer
-            retry_while_full(lambda: store.save_scores(*place, buffer), store.url)
+            self._ask(lambda: store.save_scores(*place, buffer))
         return scored.done
 
     def keep_scores(self, scored: Iterable[ScoredShard]) -> Iterator[UnitRecord]:
@@ -212,6 +234,24 @@ class StateCache:
             if self._is_short_of_memory():
                 return StoredResult(unit.trial, unit.epoch, unit.position)
         return state
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Ask the store; wait while its disk is full, and shortly for whatever else fails there."""
+        where = self._store.url
+        with asking_store(where):
+            return retry_while(
+                _may_pass,
+                lambda: retry_while_full(call, where),
+                lambda error: f"{where} fails ({error}); trying again for {PATIENCE_S:g} s",
+                f"{where} works again",
+                patience_s=PATIENCE_S,
+                sleep=self._sleep,
+            )
+
+
+def _may_pass(error: OSError) -> bool:
+    is_waited_for = isinstance(error, ConnectionError) or error.errno in _WAITED_FOR
+    return is_of_store(error) and not is_waited_for
 
 
 def goes_on(stored: StoredState, binding: Assignment) -> bool:

@@ -238,7 +238,8 @@ class TrainingPlugin(WorkerPlugin):
 
     def _raising(self, worker: Worker, workload: Any) -> Raising:
         limit = worker.memory_manager.memory_limit
-        return Raising(workload, self._tell, worker=str(worker.name), memory_limit=limit)
+        who = {"worker": str(worker.name), "address": worker.address}
+        return Raising(workload, self._tell, memory_limit=limit, **who)
 
     async def _load_workload(self) -> Any:
         try:

@@ -539,6 +539,38 @@ def test_a_drained_worker_goes_when_others_hold_what_it_held():
     assert tell(TimerFired()) == []
 
 
+def test_an_unfit_worker_gives_its_units_to_the_others():
+    tell = Driver(n_shards=1)
+    tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(1, 1)), *ready(0))
+    tell(WorkerAdded("b", frozenset({0})))
+    assert tell(DrainRequested("a", "stale")) == [Preempt(train(0), "a")]
+    out = tell(UnitReturned(train(0)), UnitReady(train(0)))
+    assert [(bound.unit, bound.worker) for bound in binds(out)] == [(train(0), "b")]
+
+
+def test_the_run_fails_once_no_worker_can_store():
+    tell = Driver(n_shards=1, capacity_timeout_s=30.0)
+    tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({0})))
+    tell(RoundAdded(round_of(1, 1)))
+    assert not any(isinstance(i, FailRun) for i in tell(DrainRequested("a", "a: stale")))
+    (failure,) = [i for i in tell(DrainRequested("b", "b: stale")) if isinstance(i, FailRun)]
+    assert failure.reason.startswith("none of 2 workers can use the store: a: stale; ")
+    assert tell(TimerFired(), at=99.0) == []
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_another_worker_is_waited_for_when_the_last_goes_that_could_store(comes):
+    tell = Driver(n_shards=1, capacity_timeout_s=30.0)
+    tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({0})))
+    tell(RoundAdded(round_of(1, 1)), DrainRequested("a", "stale"))
+    assert tell(WorkerRemoved("b"), at=5.0) == []
+    assert tell.dispatcher.wake_at == 35.0
+    if comes:
+        tell(WorkerAdded("c", frozenset({0})), at=20.0)
+    out = tell(TimerFired(), at=35.0)
+    assert any(isinstance(i, FailRun) for i in out) == (not comes)
+
+
 def test_the_run_fails_with_numbers_when_memory_does_not_suffice():
     tell = Driver(n_shards=4, capacity_timeout_s=30.0)
     tell(WorkerAdded("a", max_shards=3))

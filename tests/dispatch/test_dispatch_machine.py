@@ -146,11 +146,11 @@ class DispatchMachine(RuleBasedStateMachine):
         self.model.kill(self.some_worker(data), expected, finished, noticed)
 
     @precondition(lambda self: sum(not m.draining for m in self.model.machines.values()) > 1)
-    @rule(data=st.data())
-    def worker_drains(self, data):
+    @rule(data=st.data(), unfit=st.sampled_from(["", "its store fails"]))
+    def worker_drains(self, data, unfit):
         worker = self.some_worker(data)
         self.model.machines[worker].draining = True
-        self.model.tell(DrainRequested(worker))
+        self.model.tell(DrainRequested(worker, unfit))
 
     @precondition(lambda self: any(m.drained for m in self.model.machines.values()))
     @rule()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import math
 import os
@@ -25,6 +26,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker
 import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import (
+    FailRun,
     RestartWorker,
     ShardLoaded,
     TrialAllowed,
@@ -36,6 +38,7 @@ from dagsel.dispatch.events import (
 from dagsel.dispatch.suspicion import MOST_UNBEGUN
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.errors import WorkerMemoryError
+from dagsel.execution import state_cache
 from dagsel.execution.attempts import Attempts
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.engine import DaskEngine
@@ -54,7 +57,7 @@ from dagsel.messages import (
     WorkerLost,
 )
 from dagsel.state import State
-from dagsel.storage import ShardedDataset
+from dagsel.storage import CheckpointStore, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from tests.waiting import wait_until
 
@@ -520,6 +523,67 @@ def test_a_search_whose_workers_are_all_paused_ends_with_the_numbers(
 
         with pytest.raises(WorkerMemoryError, match=told):
             go_on()
+
+
+@contextmanager
+def without_store(client: Client, workers: list[str]) -> Iterator[None]:
+    """Have no state stored by these workers, as where a mount has become stale."""
+
+    def break_it() -> None:
+        def fail(*given: Any, **how: Any) -> None:
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        state_cache.PATIENCE_S = 0.0
+        CheckpointStore.was_save_first = CheckpointStore.save_first  # type: ignore[attr-defined]
+        CheckpointStore.save_first = fail  # type: ignore[method-assign,assignment]
+
+    def mend_it() -> None:
+        state_cache.PATIENCE_S = 10.0
+        CheckpointStore.save_first = CheckpointStore.was_save_first  # type: ignore[attr-defined,method-assign]
+
+    client.run(break_it, workers=workers)
+    try:
+        yield
+    finally:
+        client.run(mend_it, workers=workers)
+
+
+def test_a_worker_whose_store_fails_costs_no_trial(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    broken, *_ = workers_of(client)
+    chains = tuple(Chain(trial, range(1, 3), 4) for trial in range(4))
+    with (
+        without_store(client, [broken]),
+        engine_for(client, digits, SyntheticWorkload(seconds=0.02), run_dir) as engine,
+    ):
+        engine.submit(Round(1, chains), {trial: {} for trial in range(4)})
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 64)
+        assert engine.n_workers == len(workers_of(client)) - 1
+    assert not of(TrialReport, heard)
+    assert {work.worker for work in of(UnitRecord, heard) if work.unit.kind == "train"} == (
+        workers_of(client).keys() - {broken}
+    )
+    (told,) = [note.text for note in of(Note, heard) if "cannot use the store" in note.text]
+    assert f"at {broken}" in told
+    assert f"{run_dir}/states: OSError: [Errno {errno.ESTALE}] Stale" in told
+
+
+def test_a_run_ends_for_a_resume_once_the_store_fails_on_all_workers(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    there = list(workers_of(client))
+    chains = tuple(Chain(trial, range(1, 3), 4) for trial in range(4))
+    with (
+        without_store(client, there),
+        engine_for(client, digits, SyntheticWorkload(), run_dir) as engine,
+    ):
+        engine.submit(Round(1, chains), {trial: {} for trial in range(4)})
+        heard = listen(engine, until=lambda heard: of(FailRun, heard))
+    assert not of(TrialReport, heard)
+    (failure,) = of(FailRun, heard)
+    assert f"none of {len(there)} workers can use the store" in failure.reason
+    assert "go on with dagsel.resume" in failure.reason
 
 
 def test_a_hung_unit_is_bounded(

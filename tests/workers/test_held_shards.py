@@ -27,8 +27,10 @@ import dagsel
 from dagsel.execution import mapped_pages
 from dagsel.execution.held_shards import PATIENCE_S, HeldShards
 from dagsel.execution.mapped_pages import Pages
+from dagsel.execution.raising import StoreFailedError
 from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
+from dagsel.storage.files import Folder
 from dagsel.storage.shard_cache import Hold, ShardCache
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Visit
@@ -282,6 +284,20 @@ def test_what_cannot_be_read_from_the_store_is_raised(data: ShardedDataset, tmp_
     with pytest.raises(Exception, match="missing object"):
         shards.load(0)
     shards.load(1)
+    shards.clear()
+
+
+@pytest.mark.parametrize("hold", ["memory", "disk"])
+def test_a_store_that_cannot_be_read_is_told_from_the_workloads_errors(
+    data: ShardedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    shards = held(data, SyntheticWorkload(), tmp_path, hold)
+    monkeypatch.setattr(Folder, "open_read", fail)
+    with pytest.raises(StoreFailedError, match=f"{data.url}: OSError: .* Stale"):
+        shards.load(0)
     shards.clear()
 
 

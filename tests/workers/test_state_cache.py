@@ -5,6 +5,7 @@ No cluster is here: a `StateCache` needs a store alone.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError
+from dagsel.execution import state_cache
+from dagsel.execution.raising import StoreFailedError
 from dagsel.execution.run_spec import StoredResult
 from dagsel.execution.state_cache import Found, StateCache
 from dagsel.messages import Assignment, StoredState
@@ -163,3 +166,43 @@ def test_a_state_in_memory_counts_if_it_is_of_the_newest_piece(
     newer = save(store, (2, 0), 2, partial=True)  # by another worker
     found = here.recover(unit, Assignment(shard=2, attempt=3, n_pieces=n_pieces))
     assert found == (half if n_pieces == 1 else newer)
+
+
+def test_a_store_that_fails_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, pauses = CheckpointStore(str(tmp_path)), list[float]()
+    saved, save_first = save(store, (1, 0)), CheckpointStore.save_first
+
+    def fails_at_first(*given: Any) -> Any:
+        if len(pauses) < 3:
+            raise PermissionError(errno.EACCES, "The provided token has expired.")
+        return save_first(*given)
+
+    monkeypatch.setattr(CheckpointStore, "save_first", fails_at_first)
+    kept = StateCache(store, N_SHARDS, lambda: False, sleep=pauses.append)
+    unit, stored = Unit("train", 0, 1, 0), stored_at((1, 0), (0,))
+    assert kept.save(unit, saved, stored, Assignment(shard=0))[1]
+    assert pauses == [0.1, 0.2, 0.4]
+
+
+@pytest.mark.parametrize("what", ["ask", "load", "recover"])
+def test_a_store_that_cannot_be_read_fails_the_worker_and_no_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store, pauses = CheckpointStore(str(tmp_path)), list[float]()
+    unit = Unit("train", 0, 1, 0)
+
+    def fail(*given: Any, **how: Any) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(CheckpointStore, "load", fail)
+    kept = StateCache(store, N_SHARDS, lambda: False, sleep=pauses.append)
+    calls = {
+        "ask": lambda: kept.input(Unit("train", 0, 1, 1), None),
+        "load": lambda: kept.load(StoredResult(0, 1, 0)),
+        "recover": lambda: kept.recover(unit, Assignment(shard=0, attempt=2)),
+    }
+    with pytest.raises(StoreFailedError, match="Stale file handle"):
+        calls[what]()
+    assert sum(pauses) >= state_cache.PATIENCE_S

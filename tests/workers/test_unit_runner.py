@@ -5,6 +5,7 @@ No cluster is here: a `UnitRunner` needs a data set, a store and somebody to tel
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import threading
@@ -22,6 +23,8 @@ from distributed import Reschedule
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
+from dagsel.execution import state_cache
+from dagsel.execution.raising import Raising, StoreFailedError
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.unit_runner import UnitRunner
 from dagsel.messages import (
@@ -29,9 +32,12 @@ from dagsel.messages import (
     Assignment,
     GangGathers,
     JoinGang,
+    Note,
     PieceRecord,
     StopUnit,
     StoredState,
+    UnitRaised,
+    WorkerLeaves,
 )
 from dagsel.state import State, Tensor
 from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
@@ -566,10 +572,46 @@ def test_what_cannot_be_stored_of_a_score_is_scored_again(
         raise PermissionError
 
     with monkeypatch.context() as patched:
+        patched.setattr(state_cache, "PATIENCE_S", 0.0)
         patched.setattr(CheckpointStore, "save_scores", fail)
         state, done = worker.train(UNIT, Assignment(shard=0, then=(1,), scores=(0,)), {}, None)
         assert [each.unit.kind for each in done] == ["train", "train"]
-        with pytest.raises(PermissionError):
+        with pytest.raises(StoreFailedError):
             worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, state)
     worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, state)
     assert visits_scored(workers, 0) == [0, 1]
+
+
+def test_a_worker_whose_store_fails_says_so_once_and_gives_its_units_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    worker = workers.come("a")
+    worker.raising = Raising(workers.workload, workers.told.append, worker="0", address="a")
+
+    def fail(*_: Any, **how: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(state_cache, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(CheckpointStore, "save_first", fail)
+    for _ in range(2):
+        with pytest.raises(Reschedule), worker.raising.telling(UNIT, {}, 0):
+            worker.train(UNIT, Assignment(shard=0), {}, None)
+    leaves = [told for told in workers.told if isinstance(told, WorkerLeaves)]
+    notes = [told.text for told in workers.told if isinstance(told, Note)]
+    assert [each.worker for each in leaves] == ["a"]
+    assert len(notes) == 1
+    for told in (leaves[0].unfit, notes[0]):
+        assert "worker 0 at a cannot use the store" in told
+        assert f"{workers.spec.run_dir.states.url}: OSError: [Errno {errno.EROFS}] Read" in told
+    assert not [told for told in workers.told if isinstance(told, UnitRaised)]
+
+
+def test_a_folder_in_the_place_of_a_state_is_its_trials_trouble(tmp_path: Path) -> None:
+    """The store answers: another worker would find the same."""
+    workers = Workers(tmp_path, n_batches=1)
+    worker = workers.come("a")
+    (tmp_path / "run/states/trial-000000/epoch-000001-position-000000.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError), worker.raising.telling(UNIT, {}, 0):
+        worker.train(UNIT, Assignment(shard=0), {}, None)
+    assert [type(told) for told in workers.told][-1] is UnitRaised
