@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from dagsel.storage.disk import PATIENCE_S, retry_while
@@ -49,6 +49,8 @@ _AWAY_NUMBERS = {
     if hasattr(errno, name)
 }  # fmt: skip
 _AWAY_STATUS = {429, 500, 502, 503, 504}
+#: Where errors of aiohttp, of gcsfs and of Azure have it, one for each.
+_STATUS = ("status", "code", "status_code")
 
 
 def read_error(error: Exception, where: str, hide: Callable[[str], str]) -> OSError:
@@ -110,13 +112,25 @@ def retry_while_away(
 
 
 def _is_away(error: Exception) -> bool:
-    status = error.status if hasattr(error, "status") else getattr(error, "code", None)
     return (
         isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
         or (isinstance(error, OSError) and error.errno in _AWAY_NUMBERS)
-        or status in _AWAY_STATUS
+        or any(status in _AWAY_STATUS for status in _statuses(error))
         or bool(_names(error) & _AWAY)
     )
+
+
+def _statuses(error: BaseException | None) -> Iterator[int]:
+    """Yield the HTTP statuses of an error, and of those that it was made of."""
+    while error is not None:
+        found = (getattr(error, name) for name in _STATUS if hasattr(error, name))
+        status = next(found, None)
+        response = getattr(error, "response", None)
+        if isinstance(response, Mapping):  # of botocore: s3fs makes one error of many
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int):
+            yield status
+        error = error.__cause__
 
 
 def _names(error: Exception) -> set[str]:

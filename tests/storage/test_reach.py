@@ -17,8 +17,34 @@ from dagsel.storage.files import Folder
 from dagsel.storage.reach import read_error, retry_while_away
 
 boto: Any = pytest.importorskip("botocore.exceptions")
+s3fs_errors: Any = pytest.importorskip("s3fs.errors")
 URL = "s3://bucket/run"
+
+
+class AzureError(Exception):
+    """As `azure.core.exceptions.HttpResponseError`, which is not installed."""
+
+    def __init__(self, status_code: int) -> None:
+        super().__init__("Server Busy")
+        self.status_code = status_code
+
+
+def of_s3(status: int, code: str) -> Exception:
+    """Return what s3fs makes of an answer."""
+    about = {"Code": code, "Message": "m"}
+    answer = {"Error": about, "ResponseMetadata": {"HTTPStatusCode": status}}
+    made: Exception = s3fs_errors.translate_boto_error(boto.ClientError(answer, "PutObject"))
+    return made
+
+
 AWAY = [
+    of_s3(503, "SlowDown"),
+    of_s3(503, "SlowDownWrite"),
+    of_s3(503, "XMinioServerNotInitialized"),
+    of_s3(502, "502"),
+    of_s3(504, "504"),
+    of_s3(429, "429"),
+    AzureError(503),
     boto.EndpointConnectionError(endpoint_url="http://host"),
     boto.ConnectTimeoutError(endpoint_url="http://host"),
     boto.ReadTimeoutError(endpoint_url="http://host"),
@@ -51,6 +77,13 @@ def test_keys_do_not_open_it(error: Exception) -> None:
     assert type(found) is PermissionError
     assert str(found).startswith(f"{URL} is not open to these keys")
     assert "storage_options" in str(found)
+
+
+@pytest.mark.parametrize(
+    "error", [of_s3(400, "ExpiredToken"), of_s3(404, "NoSuchKey"), AzureError(409)], ids=repr
+)
+def test_an_answer_is_no_silence(error: Exception) -> None:
+    assert not isinstance(read_error(error, URL, plain), ConnectionError)
 
 
 def test_other_errors_keep_what_they_say() -> None:
