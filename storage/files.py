@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 _S3_USER = re.compile(r"(s3a?://)([^/@:]*):([^@]*)@")
 _FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "memory"}
+#: In such a URL no query names a folder; one of Azure may have keys there.
+_NO_QUERY = {"s3", "s3a", "gs", "gcs", "memory"}
 _SECRET = re.compile(r"key|secret|token|pass|sas|cred|connection_string|auth", re.IGNORECASE)
 _PART_BYTES = 16 << 20  # of a multipart upload: the most that an open remote file buffers
 
@@ -79,6 +81,11 @@ class Folder:
                     f"{without_credentials(text)}: fsspec knows no file system {protocol!r}; "
                     "use a path, file://, memory://, s3:// or another that it knows"
                 ) from None
+        if protocol in _NO_QUERY and "::" not in self._url and "?" in self._url:
+            raise error(
+                f"a URL with a question mark is no folder of {protocol}://, where a query begins "
+                f"with it: leave it out, as in {self.url}, and pass options as storage_options"
+            )
         if protocol in (None, "file", "local") and "::" not in self._url:
             # A worker's working directory is not the client's.
             self._url = LocalFileSystem._strip_protocol(self._url)
@@ -161,9 +168,18 @@ class Folder:
         paths = [self.path(key) for key in keys]
         if not paths:
             return []
-        found = self._ask(lambda: self.fs.cat(paths))
-        # Asked for one object, `cat` may give its bytes alone.
-        return [found] if isinstance(found, bytes) else [found[path] for path in paths]
+        return self._ask(lambda: self._cat(paths))
+
+    def _cat(self, paths: list[str]) -> list[bytes]:
+        """Read whole objects; fsspec's `cat` would read patterns out of their names."""
+        ends = [None] * len(paths)
+        found: list[bytes | Exception] = self.fs.cat_ranges(paths, ends, ends, on_error="raise")
+        read = list[bytes]()
+        for each in found:
+            if isinstance(each, Exception):  # some file systems return it all the same
+                raise each
+            read.append(each)
+        return read
 
     def open_read(self, key: str) -> tuple[BinaryIO, int]:
         """Open an object; return it and its size. Local files are streamed, others fetched."""

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.errors import JournalCorruptError, RunDirError
-from dagsel.storage import Journal, disk
+from dagsel.storage import Journal, RunDir, disk
 from dagsel.storage.runs.journal import scan
 
 JSON = st.recursive(
@@ -56,6 +56,29 @@ def test_what_was_appended_is_read(place: Any) -> None:
     again = pickle.loads(pickle.dumps(journal))
     again.append(group(1, 1))
     assert Journal(place.url, place.options).read() == group(0) + group(1, 1)
+
+
+@pytest.mark.parametrize("name", ["sweep lr=[0.1,0.3]", "a*b", "{x}", "a#b%20"])
+def test_a_run_at_a_url_with_the_signs_of_patterns_is_found_again(place: Any, name: str) -> None:
+    run_dir = RunDir(f"{place.url}/{name}/run", place.options)
+    run_dir.claim("3f9a", {})
+    groups = [[{"number": number}] for number in range(3)]
+    for group in groups:
+        run_dir.journal.append(group)
+    run_dir.states.save(1, 1, 0, b"state", {})
+    again = RunDir(run_dir.url, place.options)
+    assert again.belongs_to("3f9a")
+    assert again.journal.read() == [record for group in groups for record in group]
+    assert again.states.load(1, 1, 0)[0] == b"state"
+    again.states.drop(1)
+    assert again.states.trials() == ()
+
+
+@pytest.mark.parametrize("protocol", ["s3", "memory"])
+def test_a_query_is_no_name_of_a_folder_in_a_store(protocol: str) -> None:
+    with pytest.raises(RunDirError, match=f"as in {protocol}://bucket/a, and pass") as refused:
+        RunDir(f"{protocol}://bucket/a?b/run")
+    assert "b/run" not in str(refused.value), "it may be secret"
 
 
 @given(GROUPS)
