@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
@@ -27,6 +27,7 @@ from dagsel.errors import DatasetInputError, LinkError
 from dagsel.storage import disk
 from dagsel.storage.disk import PATIENCE_S
 from dagsel.storage.reach import read_error, retry_while_away
+from dagsel.storage.remote_files import WINDOW_BYTES, Ranges, Stream, cat_ranges
 from dagsel.storage.urls import hide, secrets_in, without_credentials
 
 Url: TypeAlias = "str | os.PathLike[str]"
@@ -168,26 +169,31 @@ class Folder:
         paths = [self.path(key) for key in keys]
         if not paths:
             return []
-        return self._ask(lambda: self._cat(paths))
+        ends = [None] * len(paths)  # of `cat`, names with signs of patterns would be those
+        return self._ask(lambda: cat_ranges(self.fs, paths, ends, ends))
 
-    def _cat(self, paths: list[str]) -> list[bytes]:
-        """Read whole objects; fsspec's `cat` would read patterns out of their names."""
-        ends = [None] * len(paths)
-        found: list[bytes | Exception] = self.fs.cat_ranges(paths, ends, ends, on_error="raise")
-        read = list[bytes]()
-        for each in found:
-            if isinstance(each, Exception):  # some file systems return it all the same
-                raise each
-            read.append(each)
-        return read
+    def open_read(self, key: str, *, expected: int = 0) -> tuple[BinaryIO, int]:
+        """Open an object; return it and its size, or the `expected` one if the store says none.
 
-    def open_read(self, key: str) -> tuple[BinaryIO, int]:
-        """Open an object; return it and its size. Local files are streamed, others fetched."""
+        One of a store is fetched, unless it is expected to be large: then it is read in pieces.
+        """
+        path = self.path(key)
         if self.is_local:
-            file = Path(self.path(key)).open("rb")  # noqa: SIM115  # the caller closes it
+            file = Path(path).open("rb")  # noqa: SIM115  # the caller closes it
             return file, os.fstat(file.fileno()).st_size
-        data = self._ask(lambda: self.fs.cat_file(self.path(key)))
-        return BytesIO(data), len(data)
+        if expected <= WINDOW_BYTES or "memory" in self.protocols:
+            data = self._ask(lambda: self.fs.cat_file(path))
+            return BytesIO(data), len(data)
+        is_http = bool({"http", "https"} & self.protocols)  # servers that give no ranges are many
+        if getattr(self.fs, "async_impl", False) and not is_http:
+            size = self._ask(lambda: self.fs.size(path))
+            size = expected if size is None else size
+            return BufferedReader(Ranges(self.fs, path, size, self._ask), WINDOW_BYTES), size
+        # With its size the server is not asked for it, and an error is told as what it is.
+        how = {"block_size": 0, "size": expected} if is_http else {}
+        stream = Stream(lambda: self.fs.open(path, "rb", **how), self._ask)
+        size = expected if stream.size is None else stream.size
+        return BufferedReader(stream, _PART_BYTES), size
 
     def open_write(self, key: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """Open an object to write it in pieces, with little of it in memory."""

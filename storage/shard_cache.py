@@ -257,7 +257,7 @@ class ShardCache:
         """Yield the bytes of an array piece by piece, each checked and in the dtype it has here."""
         data = self._data
         try:
-            stream, n_bytes = data.folder.open_read(part.key)
+            stream, n_bytes = data.folder.open_read(part.key, expected=part.form.object_bytes)
             with stream:
                 if n_bytes != part.form.object_bytes:
                     raise DamagedError(f"{n_bytes} bytes instead of {part.form.object_bytes}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import pickle
 from functools import partial
@@ -13,6 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from dagsel.storage import files, remote_files
 from dagsel.storage.files import Folder
 from dagsel.storage.reach import read_error, retry_while_away
 
@@ -150,3 +152,50 @@ def test_only_who_has_answered_before_is_waited_for(monkeypatch: pytest.MonkeyPa
     Away.n_away = 1
     with pytest.raises(ConnectionError):
         folder.impatient().read("a")
+
+
+def test_a_large_object_is_read_in_ranges(
+    s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(remote_files, "_RANGE_BYTES", 300)
+    folder, data = Folder("s3://bucket/ranges", s3_options), bytes(range(250)) * 13
+    folder.replace("large", data)
+    asked, cat = list[int](), remote_files.Ranges.readinto
+
+    def counts(self: Any, into: Any) -> int:
+        asked.append(cat(self, into))
+        return asked[-1]
+
+    monkeypatch.setattr(remote_files.Ranges, "readinto", counts)
+    stream, size = folder.open_read("large", expected=len(data))
+    with stream:
+        assert size == len(data)
+        assert b"".join(iter(partial(stream.read, 70), b"")) == data
+    assert max(asked) <= 1000
+    with pytest.raises(FileNotFoundError):
+        folder.open_read("missing", expected=len(data))
+
+
+def test_a_stream_that_breaks_goes_on_where_it_was() -> None:
+    data, begun = bytes(range(250)), list[io.BytesIO]()
+
+    class Breaks(io.BytesIO):
+        def read(self, n: int | None = -1) -> bytes:
+            if len(begun) == 1 and self.tell() >= 100:
+                raise ConnectionError("cut off")
+            return super().read(n)
+
+    def begin() -> io.BytesIO:
+        begun.append(Breaks(data))
+        return begun[-1]
+
+    def twice(call: Any) -> Any:
+        try:
+            return call()
+        except ConnectionError:
+            return call()
+
+    with io.BufferedReader(remote_files.Stream(begin, twice), 50) as stream:
+        assert stream.read() == data
+    assert len(begun) == 2

@@ -291,7 +291,7 @@ def test_what_cannot_be_read_from_the_store_is_raised(data: ShardedDataset, tmp_
 def test_a_store_that_cannot_be_read_is_told_from_the_workloads_errors(
     data: ShardedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Hold
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **how: Any) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     shards = held(data, SyntheticWorkload(), tmp_path, hold)
