@@ -89,6 +89,11 @@ class ClusterDriver(ABC):
         """Do what `retire` asks for."""
 
     @property
+    def under_way(self) -> int:
+        """Workers beside the wanted ones that the cluster still starts, as its maker has said."""
+        return 0
+
+    @property
     def wanted_of(self) -> Mapping[str, int]:
         """The same by pool, without those that were leaving when `fill` was called last."""
         return {"": self.wanted}

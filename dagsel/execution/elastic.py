@@ -18,6 +18,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from distributed import Client, LocalCluster, SchedulerPlugin, Status
@@ -277,8 +278,18 @@ class _ByNumber(ClusterDriver):
     def wanted(self) -> int:
         if self._n is None:
             gateway = self._gateway()
-            self._n = len(_workers(self.client)) if gateway is None else gateway[1]
+            if gateway is None:  # nobody tells, until we have asked for a number
+                return len(_workers(self.client))
+            self._n = gateway[1]
         return self._n
+
+    @property
+    def under_way(self) -> int:
+        n_first = getattr(self.cluster, "n_workers", None)  # not what `scale` was told since
+        if self._n is not None or not isinstance(n_first, int):
+            return 0
+        n_come: int = self.client.run_on_scheduler(_n_come)
+        return max(0, n_first - n_come)
 
     @property
     def wanted_of(self) -> Mapping[str, int]:
@@ -291,7 +302,8 @@ class _ByNumber(ClusterDriver):
         n_workers += len(there.keys() & {*besides})
         if n_workers >= len(there):
             self._scale(n_workers)
-        elif self.wanted > len(there):  # it would close some of those that are there
+        # Else it would close some of those that are there.
+        elif self.wanted + self.under_way > len(there):
             self._scale(len(there))
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -339,6 +351,12 @@ def _gateway_state(dask_scheduler: Any) -> tuple[bool, int] | None:
     """Return, on the scheduler, whether dask-gateway adapts it and to how many workers."""
     service = dask_scheduler.services.get("gateway")
     return None if service is None else (service.adapt_task is not None, service.count)
+
+
+def _n_come(dask_scheduler: Any) -> int:
+    """Return, on the scheduler, how many workers have come so far; some may have gone."""
+    threads = [n for _, n in dask_scheduler.total_nthreads_history]
+    return sum(after > before for before, after in pairwise(threads))
 
 
 def _workers(client: Client) -> dict[str, str]:

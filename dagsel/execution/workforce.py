@@ -175,7 +175,10 @@ class Workforce:
             and self.driver.can_scale
         ):
             # What the cluster was told first: now it may have places for those that leave as well.
-            n = self._n_wanted or self._n_asked or max(self.n_first, self.driver.wanted)
+            n = self._n_wanted or self._n_asked
+            if n is None and self.driver.under_way:
+                return  # asked for a number, it may give up those that are to come
+            n = n or max(self.n_first, self.driver.wanted)
             most = self.capacity.most_in_nodes
             self._n_asked = n if most is None else min(n, most)
             self._grow(self._n_asked)
@@ -253,7 +256,7 @@ class Workforce:
         assert driver is not None
         self._asked_at = self.now()
         if self._n_before is None:
-            self._n_before = driver.wanted
+            self._n_before = driver.wanted + driver.under_way
 
         def on_scaled() -> None:
             # A cluster may have taken fewer, or have kept some that start just now.

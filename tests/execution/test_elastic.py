@@ -435,8 +435,9 @@ def test_a_cluster_of_listed_hosts_scales_nothing() -> None:
 class OnlyANumber:
     """Takes a number of workers alone, as a gateway does: the scheduler says which ones go."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, n_workers: int = 0) -> None:
         self.cluster, self.scheduler = cluster, cast(Any, cluster.scheduler)
+        self.n_workers = n_workers  # that it was made with, as dask-kubernetes' KubeCluster has it
         self.told: list[int] = []
 
     def scale(self, n_workers: int) -> None:
@@ -465,6 +466,41 @@ def test_one_that_comes_though_it_was_given_up_changes_no_number() -> None:
         assert there(client) == first
         assert driver.wanted == 2
         assert number.told == [4, 2, 2]
+
+
+@contextmanager
+def without_workers(cluster: OnlyANumber, client: Client) -> Iterator[Workforce]:
+    """The workforce of a search that begins while no worker is there."""
+    driver = elastic_for(client, cluster)
+    workforce = Workforce(driver, driver.capacity(), time.monotonic)
+    workforce.begin({}, time.monotonic())
+    workforce.ask_again()
+    yield workforce
+    driver.close()
+    workforce.give_back(lambda: {*there(client)})
+
+
+@pytest.mark.parametrize(("n_wanted", "told"), [(2, [2, 3, 3]), (4, [4, 3, 3]), (None, [])])
+def test_workers_that_are_still_to_come_are_not_given_up(
+    n_wanted: int | None, told: list[int]
+) -> None:
+    with cluster_of(0) as (cluster, client):
+        number = OnlyANumber(cluster, n_workers=3)
+        with without_workers(number, client) as workforce:
+            cluster.scale(1)
+            client.wait_for_workers(1, timeout=TIMEOUT_S)
+            if n_wanted is not None:
+                workforce.want(n_wanted)
+        assert number.told == told  # in the end it has the size that it had
+
+
+def test_workers_that_have_come_and_gone_are_not_waited_for() -> None:
+    with cluster_of(2) as (cluster, client):
+        number = OnlyANumber(cluster, n_workers=2)
+        number.scale(0)
+        with without_workers(number, client):
+            pass
+        assert number.told == [0, 1, 0, 0]
 
 
 class TwoDevices(LocalCluster):
