@@ -18,6 +18,7 @@ from typing import Any, Literal
 import dask.config
 import dask.system
 from distributed import Client, LocalCluster
+from distributed.system import MEMORY_LIMIT
 
 from dagsel.checks import short_traceback, shown
 from dagsel.errors import ClusterError, NoWorkersError
@@ -25,7 +26,7 @@ from dagsel.execution import fork_server
 from dagsel.execution.held_shards import shards_that_fit
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
-from dagsel.execution.quiet_servers import QuietNanny, look_seldom, seldom
+from dagsel.execution.quiet_servers import QuietNanny, look_seldom, seldom, silent
 from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.execution.spec_cluster import add_workers, end_workers
 from dagsel.planning.capacity import ClusterCapacity
@@ -45,7 +46,6 @@ __all__ = [
     "local_cluster",
     "own_since",
     "own_until",
-    "silent",
     "told_if_slow",
     "warm_up",
     "why_fewer_copies",
@@ -291,6 +291,7 @@ def connect(
     cluster: Any = None,
     *,
     n_workers: int | None = None,
+    most_workers: int | None = None,
     within_s: float = math.inf,
 ) -> Iterator[Client]:
     """Open a client for a run.
@@ -306,7 +307,7 @@ def connect(
     elif client is None and cluster in (None, "cuda"):
         began = time.monotonic()
         if cluster is None:
-            here = local_cluster(n_workers, within_s=within_s)
+            here = local_cluster(n_workers, most_workers=most_workers, within_s=within_s)
         else:
             here = cuda_cluster(n_workers)
         _began_at[here] = began
@@ -345,18 +346,6 @@ def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
         notice.cancel()
 
 
-@contextmanager
-def silent(name: str) -> Iterator[None]:
-    """Keep a logger of Dask silent."""
-    theirs = logging.getLogger(name)
-    level = theirs.level
-    theirs.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        theirs.setLevel(level)
-
-
 def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
     """Close a cluster of ours; wait for it so long at most, once its processes have ended.
 
@@ -372,19 +361,23 @@ def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
         logger.warning("a worker was still starting; it is closed in the background")
 
 
-def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -> LocalCluster:
+def local_cluster(
+    n_workers: int | None = None, *, most_workers: int | None = None, within_s: float = math.inf
+) -> LocalCluster:
     """Start a cluster for training on the CPUs of this machine, by default one worker a core.
 
     Each worker trains one unit at a time in one thread, and has a second one to read and store.
-    It is waited for them so many seconds; on a busy machine some may come later. Raises a
-    `ClusterError` if none has come by then.
+    As many as there may be at most share the memory. They are waited for so many seconds; on a busy
+    machine some may come later. Raises a `ClusterError` if none has come by then.
     """
     if gpus_seen():
         logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
+    n_workers = n_workers or dask.system.CPU_COUNT
     # If they saw the GPUs, all of them would train on the first one.
     with fork_server.deaf_to_interrupts():
         cluster = fork_server.OwnCluster(
             n_workers=0,
+            memory_limit=MEMORY_LIMIT // max(n_workers, most_workers or 0),
             resources={RESOURCE: 1},
             # A fork server has the environment that there was when it began.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
@@ -394,7 +387,7 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
         )
     try:
         look_seldom(cluster.scheduler)
-        _start_workers(cluster, n_workers or dask.system.CPU_COUNT, within_s)
+        _start_workers(cluster, n_workers, within_s)
     except BaseException:
         close(cluster)
         raise

@@ -72,6 +72,21 @@ def versions_here() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
 
 
+def is_same(package: str, one: str, other: str) -> bool:
+    """Whether two versions are the same; those of PyTorch may be of other builds.
+
+    Examples
+    --------
+    >>> is_same("torch", "2.13.0+cpu", "2.13.0+cu130"), is_same("dagsel", "0.3", "0.3+local")
+    (True, False)
+    """
+    return one == other or (package == "torch" and _public(one) == _public(other))
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]
+
+
 def check_versions(
     client: Client, workers: Sequence[str] = (), *, within_s: float = math.inf
 ) -> None:
@@ -89,7 +104,8 @@ def check_versions(
     Raises
     ------
     VersionMismatchError
-        If dagsel, torch or Python differ, or are missing where they are needed.
+        If dagsel, torch or Python differ, or are missing where they are needed, or workers have
+        other builds of torch than each other.
     ClusterError
         If a worker does not answer.
     """
@@ -118,6 +134,7 @@ def _compare_versions(client: Client) -> None:
         return answers
 
     for package, version in versions_here().items():
+        builds = dict[str, str]()  # of the package's version, with the first place that has it
         for place, answer in ask(package).items():
             if isinstance(answer, importlib.metadata.PackageNotFoundError):
                 raise VersionMismatchError(
@@ -127,10 +144,17 @@ def _compare_versions(client: Client) -> None:
                 continue  # the worker has gone since it was asked
             if isinstance(answer, Exception):
                 raise ClusterError(f"{place} does not run what dagsel asks of it: {answer}")
-            if answer != version:
+            if not is_same(package, answer, version):
                 raise VersionMismatchError(
-                    f"{package} is {version} here and {answer} on {place}; install {version} there"
+                    f"{package} is {version} here and {answer} on {place}; install "
+                    f"{_public(version)} there"
                 )
+            builds.setdefault(answer, place)
+        if len(builds) > 1:  # workers train, and a build has its own last bits
+            one, other, *_ = (f"{build} on {place}" for build, place in builds.items())
+            raise VersionMismatchError(
+                f"{package} is {one} and {other}; install one of these builds on all workers"
+            )
     python = ".".join(platform.python_version_tuple()[:2])
     for place, answer in client.run(platform.python_version_tuple, on_error="ignore").items():
         if ".".join(answer[:2]) != python:

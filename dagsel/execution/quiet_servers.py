@@ -7,6 +7,9 @@ has chosen stays.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask.config
@@ -56,3 +59,15 @@ class QuietNanny(Nanny):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         look_seldom(self)
+
+
+@contextmanager
+def silent(name: str) -> Iterator[None]:
+    """Keep a logger of Dask silent."""
+    theirs = logging.getLogger(name)
+    level = theirs.level
+    theirs.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)

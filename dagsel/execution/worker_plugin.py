@@ -38,6 +38,7 @@ from dagsel.execution.allocator import (
     prepare_allocator,
     where_units_train,
 )
+from dagsel.execution.compatibility import is_same
 from dagsel.execution.held_shards import HeldShards, memory_for_shards, shards_that_fit
 from dagsel.execution.process import (
     QUIET,
@@ -253,7 +254,7 @@ class TrainingPlugin(WorkerPlugin):
     def _check_versions(self) -> None:
         for package, version in self.spec.versions.items():
             found = importlib.metadata.version(package)
-            if found != version:
+            if not is_same(package, found, version):
                 raise VersionMismatchError(
                     f"{package} is {found} there and {version} at the driver; install {version}"
                 )

@@ -24,7 +24,7 @@ from lost_scheduler import Processes, processes, space, workload
 
 import dagsel
 from dagsel.errors import ClusterError, RunDirLockedError
-from dagsel.execution.cluster import silent
+from dagsel.execution.quiet_servers import silent
 from dagsel.flows import RandomSearch
 from dagsel.storage import RunDir
 from tests.conftest import Optimize

@@ -6,13 +6,14 @@ import pickle
 import sys
 import threading
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from distributed import Client
 
-from dagsel.errors import WorkloadTransportError
-from dagsel.execution.compatibility import pack_workload
+from dagsel.errors import VersionMismatchError, WorkloadTransportError
+from dagsel.execution.compatibility import check_versions, pack_workload, versions_here
 
 
 class Holds:
@@ -41,3 +42,32 @@ def test_a_function_that_names_torch_and_an_attribute_is_sent(name: str) -> None
 def test_what_cannot_be_sent_is_named() -> None:
     with pytest.raises(WorkloadTransportError, match="'part' of the Holds cannot be sent"):
         pack_workload(Holds(threading.Lock()))
+
+
+class Builds:
+    """Answers as a client of workers with other builds of PyTorch, which cannot be had here."""
+
+    loop = None
+
+    def __init__(self, *torches: str) -> None:
+        self.torches = torches
+
+    def run(self, function: Any, *arguments: str, on_error: str) -> dict[str, Any]:
+        there = self.torches if arguments == ("torch",) else [function(*arguments)]
+        return {f"tcp://10.0.0.{n}:40000": answer for n, answer in enumerate(there, 1)}
+
+    def run_on_scheduler(self, function: Any, *arguments: str) -> Any:
+        return function(*arguments)
+
+
+def test_a_driver_may_have_another_build_than_all_workers() -> None:
+    version = versions_here()["torch"].partition("+")[0]
+    gpu, other = f"{version}+cu130", f"{version}+cu128"
+    check_versions(cast(Client, Builds(gpu, gpu)))
+    told = rf"torch is {version}\+cu130 on tcp.* and {version}\+cu128 on tcp"
+    with pytest.raises(VersionMismatchError, match=told):
+        check_versions(cast(Client, Builds(gpu, other)))
+    with pytest.raises(
+        VersionMismatchError, match=f"here and 2.0.0.+ on .*install {version} there"
+    ):
+        check_versions(cast(Client, Builds("2.0.0+cu117")))

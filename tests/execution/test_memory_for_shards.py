@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from distributed import Client
+from distributed.system import MEMORY_LIMIT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagsel.execution.cluster import local_cluster, workers_of
 from dagsel.execution.held_shards import PROCESS_BYTES, shards_that_fit
 from dagsel.execution.run_spec import RunSpec
 
@@ -34,3 +37,9 @@ def test_no_more_copies_are_held_than_shards_may_be(limit: int, largest: int) ->
     assert copies is not None
     assert shards is not None
     assert copies <= shards
+
+
+def test_workers_of_our_own_share_the_memory_of_the_machine() -> None:
+    with local_cluster(1, most_workers=3) as cluster, Client(cluster) as client:
+        (worker,) = workers_of(client).values()
+    assert worker["memory_limit"] == MEMORY_LIMIT // 3
