@@ -448,11 +448,10 @@ class ShardedDataset:
         raise ShardCorruptError(index, spec.name, self.url, reason, split)
 
     def _decode(self, key: str, form: ShardFormat) -> NDArray[Any]:
-        path, expected = f"{key}/{form.key}", form.object_bytes
-        stream, n_bytes = self.folder.open_read(path, expected=expected)
+        stream, n_bytes = self.folder.open_read(f"{key}/{form.key}", expected=form.object_bytes)
         with stream:
-            if n_bytes != expected:
-                raise DamagedError(f"{n_bytes} bytes instead of {expected}")
+            if n_bytes != form.object_bytes:
+                raise DamagedError(f"{n_bytes} bytes instead of {form.object_bytes}")
             return form.decode(stream)
 
     def _check_metadata(self, index: int, split: Split, name: str) -> None:
