@@ -99,7 +99,7 @@ class Raising:
         ran_out: RanOut | None = None
         text = ""
         try:
-            with _process_stays():
+            with process_stays():
                 yield
         except Reschedule:
             raise
@@ -154,7 +154,7 @@ class Raising:
 
 
 @contextmanager
-def _process_stays() -> Iterator[None]:
+def process_stays() -> Iterator[None]:
     """Fail the trial alone whose code would end the worker's process."""
     try:
         yield

@@ -28,7 +28,7 @@ from dagsel.dispatch.units import Unit
 from dagsel.errors import DivergedError, GangBrokenError
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch
-from dagsel.execution.raising import Raising
+from dagsel.execution.raising import Raising, process_stays
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, ScoredShard, StateCache, as_stored, until
 from dagsel.execution.stops import Stops, own_turn
@@ -439,6 +439,7 @@ class UnitRunner:
                 own_streams(),
                 self.shards.use(call.shard, "train") as shard,
                 join_gang(call.host, call.port, rank=call.rank, size=call.size, **about) as gang,
+                process_stays(),
             ):
                 self._gang_workload(how).train_gang(
                     None,

@@ -102,6 +102,27 @@ def test_a_gang_that_breaks_again_and_again_fails_its_trial(
     assert failed.raised is None  # nothing that the workload's code is to blame for
 
 
+class MemberExits(SyntheticWorkload):
+    """Has code that ends the process of a gang's member, as `sys.exit` would."""
+
+    def train_gang(self, state: Any, shard: Any, config: Any, **rest: Any) -> Any:
+        if rest["gang"].rank == 1:
+            sys.exit("bad data")
+        return super().train_gang(state, shard, config, **rest)
+
+
+def test_a_member_that_would_end_its_process_fails_the_trial_with_its_error(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    with engine_for(client, digits, MemberExits(n_batches=2), run_dir) as engine:
+        engine.tell(TrialAllowed(0, 2, None, 1))
+        chain = Chain(0, range(1, 2), N_SHARDS, evaluate=False)
+        engine.submit(Round(1, (chain,)), {0: {}})
+        (failed,) = of(TrialReport, listen(engine, until=is_over))
+    assert "SystemExit('bad data')" in failed.reason
+    assert "strikes" not in failed.reason
+
+
 class LeavesOnce(SyntheticWorkload):
     """Has a gang's member told, once, that its machine is taken back."""
 
