@@ -210,15 +210,16 @@ class ClusterDriver(ABC):
                     case frozenset():
                         self._close(sorted(request))
                     case Return(n_workers, in_order):
-                        self.fill(n_workers, ())
                         try:
                             # One may be lost meanwhile, and one come of a job that had begun.
                             for _ in range(MOST_ROUNDS):
+                                self.fill(n_workers, ())
                                 there = in_order()
                                 n_over = min(self.wanted, len(there)) - n_workers
-                                if n_over <= 0:
+                                if n_over > 0:
+                                    self._close(sorted(there[:n_over]))
+                                elif self.wanted <= n_workers:
                                     break
-                                self._close(sorted(there[:n_over]))
                         finally:  # one that was lost has left its place
                             self.fill(n_workers, ())
                     case Size(n_workers, besides):
