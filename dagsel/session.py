@@ -201,9 +201,10 @@ class Session:
             stack.enter_context(inbox)  # an observer that is waited for may command
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
-            sizes = {"n_workers": n_own, "most_workers": own.most_workers if own else None}
+            most = None if own is None else own.most_workers
+            where = (call.client, call.cluster)
             here = stack.enter_context(
-                connect(call.client, call.cluster, **sizes, within_s=within_s)
+                connect(*where, n_workers=n_own, most_workers=most, within_s=within_s)
             )
             cluster_driver = self._cluster_driver(call, here)
             engine = stack.enter_context(self._engine(call, here, cluster_driver, spec))

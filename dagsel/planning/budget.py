@@ -30,6 +30,13 @@ class Budget:
         """Return the price of so much time; None if it is not known."""
         return None if self.price is None else self.price.of(worker_seconds)
 
+    def is_money_for(self, pools: Sequence[Workers]) -> bool:
+        """Whether it is money, and each worker of the pools costs its own price.
+
+        Such a budget bounds no worker-seconds.
+        """
+        return self.amount is not None and len(pools) > 0
+
 
 def read_budget(value: float | str, price: Price | float | str | None = None) -> Budget:
     """Read a budget: worker-seconds, or a text like ``"30 worker-minutes"`` or ``"12.50 USD"``.

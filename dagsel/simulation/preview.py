@@ -134,9 +134,9 @@ def preview(
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
     pools = cluster.workers if isinstance(cluster, SimulatedCluster) else ()
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour, pools)
-    budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    if pools and limit is not None and limit.amount is not None:  # each costs its own price
-        budget_s = math.inf
+    budget_s = math.inf
+    if budget is not None and limit is not None and not limit.is_money_for(pools):
+        budget_s = limit.worker_seconds
     price = limit.price if limit else price_for(price_per_worker_hour, pools)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)

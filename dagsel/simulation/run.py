@@ -217,7 +217,7 @@ def simulate(
     record = Record(name, cluster.n_shards, goals[0].direction, keep, goals=several)
     journal = _Journal(record)
     engine = VirtualEngine(curves, cluster, metrics, order=read_order(order), seed=seed)
-    in_money = cluster.workers and cost is not None and cost.amount is not None
+    in_money = cost is not None and cost.is_money_for(cluster.workers)
     runner = Runner(
         flow,
         driver,
@@ -235,7 +235,7 @@ def simulate(
     )
     with journal.unwalked():
         runner.run()
-    if cost is not None and in_money:  # which bounds no worker-seconds
+    if cost is not None and in_money:
         cost = replace(cost, worker_seconds=math.inf)
     told = (driver.study, metric, record, cluster, journal, engine.bill, price)
     return SimulatedRun(*told, deadline_s, cost)

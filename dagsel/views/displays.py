@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -27,7 +28,7 @@ LOG_EVERY_S = 60.0
 FIRST_LOG_S = 5.0
 _STARTING = "starting the workers"
 #: What lives in the terminal, one at a time: two would draw over each other.
-_living: WeakSet[InTerminal | OneLine] = WeakSet()
+_living: WeakSet[_Living] = WeakSet()
 _choosing = threading.Lock()
 
 
@@ -67,7 +68,8 @@ def choose(
     if how in ("table", "line"):
         with _choosing:
             if not _living:
-                lives = InTerminal(console) if how == "table" else OneLine(console)
+                kind = InTerminal if how == "table" else OneLine
+                lives = kind(console)
                 _living.add(lives)
                 return lives
         how = "log"
@@ -82,7 +84,28 @@ def _can_move(console: Console) -> bool:
         return False
 
 
-class InTerminal:
+class _Living(ABC):
+    """What lives in a terminal, and leaves it to another one at its end."""
+
+    @abstractmethod
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how the search stands."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Stop to live."""
+
+    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        """Show how it stood at the end."""
+        try:
+            if snapshot is not None:
+                self.show(snapshot)
+            self._end()
+        finally:
+            _living.discard(self)
+
+
+class InTerminal(_Living):
     """A table that lives in a terminal."""
 
     shows_workers = True
@@ -102,14 +125,8 @@ class InTerminal:
         text = "\n".join(terminal_lines(snapshot, height=self._console.height))
         self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
-        """Show how it stood at the end."""
-        try:
-            if snapshot is not None:
-                self.show(snapshot)
-            self._live.stop()
-        finally:
-            _living.discard(self)
+    def _end(self) -> None:
+        self._live.stop()
 
 
 class InNotebook:
@@ -153,7 +170,7 @@ class _Link:
             self._console.print(Text(dashboard_told(snapshot)), soft_wrap=True)
 
 
-class OneLine:
+class OneLine(_Living):
     """One line that lives in a terminal."""
 
     shows_workers = False
@@ -183,14 +200,8 @@ class OneLine:
             total=snapshot.n_decided or None,
         )
 
-    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
-        """Show how it stood at the end."""
-        try:
-            if snapshot is not None:
-                self.show(snapshot)
-            self._progress.stop()
-        finally:
-            _living.discard(self)
+    def _end(self) -> None:
+        self._progress.stop()
 
 
 class InLog:

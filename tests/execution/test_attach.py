@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +107,25 @@ def killed(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-def test_a_command_that_comes_when_the_driver_looks_no_more_is_taken_back(
-    killed: RunDir, monkeypatch: pytest.MonkeyPatch
+def end_at_a_command(
+    killed: RunDir, patch: pytest.MonkeyPatch, before: Callable[[str], object] = lambda id_: None
 ) -> None:
+    """Have a driver that ends once a command is laid down, after what it still does with that."""
     lock, post = killed.lock(killed.about()["run"]), Control.post
 
     def posting(control: Control, command: Any, token: str) -> str:
         id_ = post(control, command, token)
+        before(id_)
         lock.__exit__(None, None, None)
         return id_
 
-    monkeypatch.setattr(Control, "post", posting)
+    patch.setattr(Control, "post", posting)
+
+
+def test_a_command_that_comes_when_the_driver_looks_no_more_is_taken_back(
+    killed: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_at_a_command(killed, monkeypatch)
     with Listener(killed.control, Inbox()):
         token = killed.control.token()
     with pytest.raises(SearchError, match="ended before it took the command, so nothing was done"):
@@ -127,16 +136,11 @@ def test_a_command_that_comes_when_the_driver_looks_no_more_is_taken_back(
 def test_a_command_that_was_performed_and_could_not_be_answered_is_done(
     killed: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, post = killed.lock(killed.about()["run"]), Control.post
-
-    def posting(control: Control, command: Any, token: str) -> str:
-        id_ = post(control, command, token)
+    def perform(id_: str) -> None:
         turn = Turn(Commanded(StopTrial(0), id_, 1.0), ())
         killed.journal.append([ENTRIES.encode(turn)])
-        lock.__exit__(None, None, None)
-        return id_
 
-    monkeypatch.setattr(Control, "post", posting)
+    end_at_a_command(killed, monkeypatch, perform)
     dagsel.attach(killed.url, token="0" * 64).stop(0)
 
 
