@@ -18,6 +18,8 @@ logger = logging.getLogger("dagsel")
 
 #: What a study has that was made or opened without others.
 _OPTUNAS = (TPESampler, NSGAIISampler, MedianPruner)
+#: What a sampler that was given none fills in at its first draw.
+_FILLED_IN = {"default_gamma", "default_gamma_multiobjective"}
 
 
 def asked_of(study: optuna.Study, traits: Traits) -> dict[str, dict[str, str]]:
@@ -51,11 +53,11 @@ def check_asked(study: optuna.Study, asked: Mapping[str, Mapping[str, str]]) -> 
     """
     for role, then in asked.items():
         has = getattr(study, role)
-        now = _described(has)
+        then, now = _by_draws(then), _by_draws(_described(has))
         if now == then:
             continue
         told = f"the {role} of the run's study was {_apart(then, now)}, and is {_apart(now, then)}"
-        if type(has) in _OPTUNAS and now == _described(type(has)()):
+        if type(has) in _OPTUNAS and now == _by_draws(_described(type(has)())):
             raise SearchError(
                 f"{told} here, as Optuna gives it: storages keep no {role}; give "
                 f"study=optuna.load_study(..., {role}=...), or create_study for one that was in "
@@ -75,6 +77,21 @@ def _described(what: BaseSampler | BasePruner) -> dict[str, str]:
     return {"": type(what).__name__, **arguments}
 
 
+def _by_draws(about: Mapping[str, str]) -> dict[str, str]:
+    """Return how a sampler or a pruner was made, without what changes as it is used.
+
+    Examples
+    --------
+    >>> _by_draws({"": "CmaEsSampler", "sigma0": "1.0", "warn_independent_sampling": "False"})
+    {'': 'CmaEsSampler', 'sigma0': '1.0'}
+    """
+    return {
+        name: "None" if value in _FILLED_IN else value
+        for name, value in about.items()
+        if not name.startswith("warn_")  # said once, and no more
+    }
+
+
 def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     """Return a class, with the arguments that another one of it has otherwise.
 
@@ -89,7 +106,7 @@ def _apart(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, BaseSampler | BasePruner):
-        about = _described(value)
+        about = _by_draws(_described(value))
         kind = about.pop("")
         return f"{kind}({', '.join(f'{name}={it}' for name, it in about.items())})"
     if value is None or isinstance(value, bool | int | float | str):

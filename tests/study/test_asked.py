@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import optuna
@@ -58,6 +59,18 @@ def test_optunas_own_does_not_stand_for_another(role: str, make: Any) -> None:
 def test_seeds_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
     check_asked(study(TPESampler(seed=2)), asked_of(study(TPESampler(seed=1)), ASKS))
     check_asked(study(), asked_of(study(TPESampler(seed=1)), ASKS))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("make", [TPESampler, lambda: PartialFixedSampler({"k": 1}, TPESampler())])
+def test_what_a_sampler_notes_as_it_draws_does_not_count(
+    make: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the run began on a study that had drawn, or is told to go on with one that has."""
+    used, fresh = study(make()), study(make())
+    used.optimize(lambda t: t.suggest_float("x", 0, 1) + t.suggest_int("k", 0, 1), n_trials=12)
+    for one, other in [(used, fresh), (fresh, used)]:
+        check_asked(other, asked_of(one, ASKS))
     assert not caplog.records
 
 
