@@ -45,9 +45,9 @@ class IdleWorkers:
     """
 
     policy: Policy = "hop"  # what the user wants
-    # e(g) of a trial as it was measured before; None if it was not. What the trial itself has shown
-    # counts more, from two units on each of two numbers of workers on.
-    profiled: Callable[[TrialRecord], Efficiency | None] = lambda trial: None
+    # e(g) of a trial as it was measured before; None if it was not, or none ever is. What the trial
+    # itself has shown counts more, from two units on each of two numbers of workers on.
+    profiled: Callable[[TrialRecord], Efficiency | None] | None = None
     # Raises an error if so many workers cannot train a configuration together.
     check: Callable[[Mapping[str, Any], int], None] = lambda config, size: None
     costs: bool = False  # whether there is a budget, and the cluster can shrink
@@ -68,7 +68,7 @@ class IdleWorkers:
 
     def may_widen(self, trial: TrialRecord) -> bool:
         """Whether a trial may be given several workers before it has shown what it gains."""
-        is_known = self.policy == "gang" or (self.policy == "auto" and self.profiled(trial))
+        is_known = self.policy == "gang" or (self.policy == "auto" and self._profile(trial))
         return bool(is_known) and not self.why_no_gangs
 
     def gang_of(self, trial: int) -> int:
@@ -92,7 +92,7 @@ class IdleWorkers:
         seconds
             Since the run began.
         """
-        if self.policy == "hop" or not n_workers:
+        if self.policy == "hop" or not n_workers or self._has_no_choice:
             return []
         if record.wanted is not None or record.gives_gangs:
             self._gang, self._members = 1, frozenset()
@@ -109,13 +109,20 @@ class IdleWorkers:
         ]
         return [change for change in changes if change is not None]
 
+    @property
+    def _has_no_choice(self) -> bool:
+        """Whether no gang can be known to be faster, and no worker is to be let go."""
+        return self.policy == "auto" and self.profiled is None and not self.costs
+
     # ---- gangs
 
     def _divide(
         self, record: Record, trials: Sequence[TrialRecord], n_workers: int
     ) -> Change | None:
-        if self.policy == "release":
+        if self.policy == "release" or (self._gang == 1 and n_workers < 2 * len(trials)):
             return None
+        if self.policy == "auto" and not self._n_read and not all(map(self._profile, trials)):
+            return None  # the times are read once they can tell something
         self._read(record)
         known = {trial.number: self._efficiency(trial) for trial in trials}
         efficiency = _least(list(known.values()))
@@ -151,6 +158,11 @@ class IdleWorkers:
                 shown = fit([pair for pair in seen if n_of[pair[0]] >= 2]).model.efficiency
                 self._shown[trial.number] = len(seen), shown
             return shown
+        return self._profile(trial)
+
+    def _profile(self, trial: TrialRecord) -> Efficiency | None:
+        if self.profiled is None:
+            return None
         key = (trial.number, len(trial.adoptions))
         if key not in self._profiles:
             self._profiles[key] = self.profiled(trial)
