@@ -114,6 +114,17 @@ def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
     assert all(size > 1 for size in refused)
 
 
+def test_trials_are_looked_at_only_where_something_can_follow() -> None:
+    """At thousands of trials and workers looking takes longer than all else."""
+    record, asked = begun(3), list[int]()
+    unknown = IdleWorkers("auto", profiled=lambda trial: asked.append(trial.number))
+    for n_workers in (4, 8, 8):  # with four no gang is possible
+        assert unknown.settle(record, n_workers, 0.0) == []
+    assert asked == [0]  # one that nobody knows is enough
+    record.trials = {0: "not looked at"}  # type: ignore[dict-item]
+    assert IdleWorkers("auto").settle(record, 8, 0.0) == []
+
+
 @pytest.mark.parametrize("n_between", [2, 3, 4])
 def test_workers_are_let_go_that_were_idle_all_the_time_that_it_takes_to_get_them_back(
     n_between: int,
