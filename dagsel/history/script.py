@@ -34,7 +34,10 @@ from dagsel.messages import ENTRIES, Turn
 
 
 def differences(then: Record, now: Record) -> list[str]:
-    """Say in what a run that was repeated has other results."""
+    """Say in what a run that was repeated has other results.
+
+    Of a run that was interrupted, the repetition ends the trials that lived: its best is its own.
+    """
     found = [
         difference
         for trial in then.trials.values()
@@ -43,7 +46,7 @@ def differences(then: Record, now: Record) -> list[str]:
     only_now = sorted(now.trials.keys() - then.trials.keys())
     found += [f"trial {trial}: only the repeated run has it" for trial in only_now]
     best, again = (None if it.best is None else it.best.trial for it in (then, now))
-    if best != again:
+    if best != again and not any(trial.is_live for trial in then.trials.values()):
         found.append(f"trial {best} was the best then, trial {again} is now")
     return found
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dagsel.checks import choice, shown
 from dagsel.errors import SearchError
 from dagsel.observers.base import ChangedParams, Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
+
+T = TypeVar("T")
 
 #: W&B's own process outlives a killed one for some seconds, and has its runs as long.
 _RELEASED_S, _LOOK_S = 60.0, 0.5
@@ -29,6 +33,30 @@ def _named(project: str) -> str:
     ('cifar_resnet', '2026-11-30 10_00', 128)
     """
     return _UNWANTED.sub("_", project)[:_LONGEST]
+
+
+def _once_released(do: Callable[[], T], is_held: Callable[[Exception], bool]) -> T:
+    """Do something that W&B's process for a driver that was killed may still stand in the way of.
+
+    Examples
+    --------
+    >>> _once_released(lambda: 1, lambda error: True)
+    1
+    """
+    ends_at = time.monotonic() + _RELEASED_S
+    while True:
+        try:
+            return do()
+        except Exception as error:
+            if not is_held(error) or time.monotonic() > ends_at:
+                raise
+            time.sleep(_LOOK_S)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; raises an OSError if another process writes into it meanwhile."""
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 class WandB(Observer):
@@ -105,21 +133,14 @@ class WandB(Observer):
         self._search, self._runs, self._changed = search, {}, ChangedParams()
         if search.goes_on and self._mode == "offline":
             for old in self._folder.glob(f"wandb/offline-run-*-{search.run}-*"):
-                shutil.rmtree(old)
+                _once_released(partial(_remove, old), lambda error: isinstance(error, OSError))
 
     def trial_began(self, trial: TrialBegan) -> None:
         """Begin a run, or go on with the one that the server has."""
         self._changed.began(trial)
-        ends_at = time.monotonic() + _RELEASED_S
-        while True:
-            try:
-                self._runs[trial.trial] = self._begun(trial)
-            except Exception as error:
-                if "is in use" not in str(error) or time.monotonic() > ends_at:
-                    raise
-                time.sleep(_LOOK_S)
-            else:
-                return
+        self._runs[trial.trial] = _once_released(
+            partial(self._begun, trial), lambda error: "is in use" in str(error)
+        )
 
     def _begun(self, trial: TrialBegan) -> Any:
         import wandb

@@ -31,8 +31,10 @@ def driven(folder: Path, how: str, n_epochs: int | None) -> str:
     """Run a driver, and kill it after so many epochs; return its last line."""
     command = [sys.executable, str(Path(observed_driver.__file__)), str(folder), how]
     lines: list[str] = []
+    # Each driver starts W&B's process of its own, as a user's does.
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
     with (folder / "stderr.txt").open("a") as told, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=told, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=told, text=True, start_new_session=True, env=env
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
@@ -45,6 +47,8 @@ def driven(folder: Path, how: str, n_epochs: int | None) -> str:
     print(text)  # what a tracker has said, if a test fails
     assert lines, text
     assert status in (0, -signal.SIGKILL), text
+    given_up = [line for line in text.splitlines() if "is told no more" in line]
+    assert not given_up
     return lines[-1]
 
 

@@ -408,6 +408,14 @@ def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
     assert record.order(0, 1) == (1, 0), "what was scored came of this order"
 
 
+def test_a_run_that_was_interrupted_has_no_best_trial_to_compare() -> None:
+    then, now = searched(3, 2), searched(3, 2)
+    now.add(turn(None, *(Stop(trial, "the end", "complete") for trial in range(3)), Finish()))
+    assert then.best is None
+    assert now.best is not None
+    assert differences(then, now) == []
+
+
 def test_differences_are_told_by_epoch() -> None:
     one, other = searched(3, 2), searched(3, 2)
     assert differences(one, other) == []

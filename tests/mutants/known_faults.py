@@ -571,7 +571,7 @@ FAULTS = (
     Fault(
         "wandb: what was told before a kill stays beside what is told again",
         "observers/wand_b.py",
-        "shutil.rmtree(old)",
+        "shutil.rmtree(folder)",
         "pass",
         "observers/test_trackers.py::test_a_search_that_goes_on_writes_offline_runs_of_wandb_anew",
     ),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import builtins
 import csv
+import itertools
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -318,6 +321,32 @@ def test_a_search_that_goes_on_writes_offline_runs_of_wandb_anew(tmp_path: Path)
     for run in ("3f9a", "77aa"):
         found = wandb_files.epochs(tmp_path, run)
         assert Counter((trial, step, "accuracy") for trial, step, _ in found) == WHOLE
+
+
+def test_old_runs_of_wandb_go_though_its_process_for_a_killed_driver_still_writes(
+    tmp_path: Path,
+) -> None:
+    old = tmp_path / "wandb" / "offline-run-20261130_100000-3f9a-0001" / "files"
+    old.mkdir(parents=True)
+    first, ends_at = threading.Event(), time.monotonic() + 0.5
+
+    def write() -> None:
+        for number in itertools.count():
+            try:
+                (old / f"{number}.json").touch()
+            except OSError:
+                return  # it is gone
+            if number == 1000:
+                first.set()
+            if time.monotonic() > ends_at:
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert first.wait(10)
+    WandB(folder=tmp_path).search_began(replace(BEGAN, goes_on=True))
+    writer.join()
+    assert not old.parent.exists()
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
