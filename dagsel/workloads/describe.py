@@ -17,8 +17,8 @@ from dagsel.metrics import OverSet
 #: What a workload learns or keeps by itself, and what changes no result: a run may go on
 #: with another ``memory``. A ``run.json`` of dagsel 0.1 holds the first.
 _LEARNT = {
-    "_asked", "_borne", "_casting", "_counts", "_has_made_two", "_has_said", "_has_tried", "_live",
-    "_memory", "_packs", "_programs", "_unfilled",
+    "_asked", "_borne", "_casting", "_counts", "_has_made_two", "_has_said", "_has_tried",
+    "_left_out", "_live", "_memory", "_packs", "_programs", "_unfilled",
 }  # fmt: skip
 #: A user's class in the escaped text of a description.
 _CLASS = re.compile(r"([^\s'\"{(\[,]+)\\ \\\(class\\ [0-9a-f]{8}\\\)")

@@ -214,6 +214,22 @@ def test_what_cannot_train_is_told_of_before(name: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+def test_a_column_that_the_model_does_not_take_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arrays = {**reviews(0), "mask": RaggedArray.of(texts(0))}
+    data = ShardedDataset.write("memory://hf.zarr", arrays, n_shards=1, overwrite=True)
+    workload = lm(model=bert)
+    for config in ({}, {"lr": 0.1}):
+        checks(workload, data.manifest)(config)
+    (said,) = (it.getMessage() for it in caplog.records if it.name == "dagsel")
+    assert (
+        "BertForSequenceClassification takes no argument 'mask': columns of that name are left out"
+        in said
+    )
+    assert "input_ids, attention_mask, token_type_ids" in said
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -47,8 +47,10 @@ class ModelCall:
     ----------
     model
         Name of its class.
+    known
+        Its arguments; none if it takes any.
     needed
-        Arguments without a default.
+        Those without a default.
     main
         The one that it cannot do without.
     makes_labels
@@ -56,6 +58,7 @@ class ModelCall:
     """
 
     model: str
+    known: tuple[str, ...]
     needed: tuple[str, ...]
     main: str
     makes_labels: bool
@@ -66,7 +69,7 @@ class ModelCall:
         core = core_of(model)
         its = arguments(core)
         needed = tuple(name for name, its in its.items() if its.default is its.empty)
-        return cls(type(core).__name__, needed, core.main_input_name, is_shifted(core))
+        return cls(type(core).__name__, (*its,), needed, core.main_input_name, is_shifted(core))
 
     def check(self, given: list[str], label_names: tuple[str, ...], loss: Any) -> None:
         """Raise a `WorkloadError` if something is not among what is `given`."""
@@ -86,6 +89,18 @@ class ModelCall:
             raise WorkloadError(
                 f"{what} needs the labels {lacking[0]!r}, and no column gives them: {columns}; "
                 "write a column of that name, or name yours in label_names="
+            )
+
+    def say_left_out(self, given: list[str], label_names: tuple[str, ...], said: set[str]) -> None:
+        """Log which of what is `given` the model does not know, unless that is `said` already."""
+        left_out = [name for name in given if name not in (*self.known, *label_names)]
+        if self.known and (new := [name for name in left_out if name not in said]):
+            said |= {*new}
+            logger.warning(
+                "%s takes no argument %s: columns of that name are left out; it takes %s",
+                self.model,
+                " and no ".join(map(repr, new)),
+                ", ".join(self.known),
             )
 
 

@@ -203,6 +203,7 @@ class HFWorkload(TorchWorkload):
         self._has_perplexity = has_perplexity
         self._packs: set[Any] = set()  # models that keep the sequences of a row apart
         self._asked: tuple[dict[str, Any], ModelCall] | None = None  # what the last model is given
+        self._left_out: set[str] = set()  # columns that were said to be
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -259,6 +260,7 @@ class HFWorkload(TorchWorkload):
             given = columns_of(data, self.collate, self.label_names)
         if given is not None:
             self._asked[1].check(given, self.label_names, self.loss)
+            self._asked[1].say_left_out(given, self.label_names, self._left_out)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard; `pool` makes metrics of what is kept of it."""
