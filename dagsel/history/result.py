@@ -99,7 +99,7 @@ class Run(Result):
     (SGDClassifier(alpha=...), [SGDClassifier(alpha=...)])
     >>> run.refit(progress=False)  # one more training, on all samples
     SGDClassifier(alpha=...)
-    >>> run.data.n_train, run.worker_seconds > 0, run.money, run.currency
+    >>> run.data.n_train, min(run.seconds, run.worker_seconds) > 0, run.money, run.currency
     (120, True, None, '')
     >>> run.report("report.html"), list(run.makespans()), run.given_workload is workload
     ('report.html', [...], True)

@@ -128,6 +128,15 @@ class Result:
         return self.best.value
 
     @property
+    def seconds(self) -> float:
+        """Seconds that the search took, from its beginning to the last that it noted.
+
+        Time in which it lay dead before `dagsel.resume` is left out, unless ``count_downtime`` was
+        given there. In virtual time it begins with the request for the first workers.
+        """
+        return self.record.seconds
+
+    @property
     def worker_seconds(self) -> float:
         """Seconds of workers that the search has used, from each one's request to its release."""
         return self.record.worker_seconds

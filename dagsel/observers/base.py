@@ -131,7 +131,7 @@ class Observer:
 
 @short_traceback
 def check_observers(observers: Any) -> tuple[Observer, ...]:
-    """Return observers as a tuple, each of which can work here.
+    """Return observers as a tuple, each of which can work here, and each once.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def check_observers(observers: Any) -> tuple[Observer, ...]:
             )
         _is_held(observer)
         observer.check()
-    return tuple(observers)
+    return tuple({id(observer): observer for observer in observers}.values())
 
 
 @contextlib.contextmanager

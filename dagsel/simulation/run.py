@@ -91,11 +91,6 @@ class SimulatedRun(Result):
     budget: Budget | None = None
 
     @property
-    def seconds(self) -> float:
-        """Virtual time that the search took, from the request for the first workers."""
-        return self.record.seconds
-
-    @property
     def cost(self) -> float:
         """Worker-seconds that are billed, from request to release."""
         return self.bill.worker_seconds(self._end)

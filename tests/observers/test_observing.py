@@ -232,7 +232,7 @@ def test_a_tracker_of_a_search_that_runs_is_refused_until_that_has_ended(tmp_pat
             check_observers([CSV(tmp_path / "epochs.csv")])
             if error is not None:
                 raise error
-        assert check_observers([table]) == (table,)
+        assert check_observers([table, table]) == (table,), "two threads would write its file"
 
 
 def test_one_of_the_users_that_hears_two_searches_is_named(
