@@ -18,6 +18,7 @@ Opening it writes nothing. No file is a pickle: reading a stranger's folder runs
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,8 @@ from dagsel.storage.runs.lock import (
 FORMAT = "dagsel.run"
 VERSION = 1
 BEST = "best.json"
+#: An identifier becomes part of the names of what observers write and remove.
+_RUN = re.compile(r"[\w-]{1,100}")
 
 
 class RunDir:
@@ -180,7 +183,8 @@ class RunDir:
         if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
             raise RunDirError(f"{self.url} is not the run_dir of a run of dagsel; check the path")
         version = body.pop("version", None)
-        if type(version) is not int or not isinstance(body.get("run"), str):
+        run = body.get("run")
+        if type(version) is not int or not (isinstance(run, str) and _RUN.fullmatch(run)):
             raise RunDirError(f"{self.url}/run.json is damaged; restore it from a copy")
         if version > VERSION:
             wanted = f"dagsel {body['dagsel']} or newer" if body.get("dagsel") else "a newer one"

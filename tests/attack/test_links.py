@@ -22,6 +22,7 @@ from dagsel.errors import (
     DagselError,
     DatasetFormatError,
     LinkError,
+    RunDirError,
 )
 from dagsel.profiling import Profile
 from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
@@ -241,6 +242,21 @@ def test_a_name_leads_nowhere_else(tmp_path: Path, name: Any) -> None:
     for act in (run.states.drop, run.states.drop_checks, lambda n: run.states.delete(n, 1, 0)):
         with pytest.raises(CheckpointError, match="non-negative integer"):
             act(name)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("run", ["../../outside", "/outside", "..", "*", "a/b", "a'b", ""])
+def test_a_planted_identifier_names_nothing_that_observers_write_or_remove(
+    tmp_path: Path, run: str
+) -> None:
+    shutil.copytree(RUNS / "asha-killed", tmp_path / "run")
+    about = tmp_path / "run/run.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "run": run}))
+    parts: Any = {"workload": searches.synthetic(), "space": searches.space}
+    before = everything(tmp_path)
+    for call in (dagsel.load, dagsel.attach, lambda it: dagsel.resume(it, **parts)):
+        with pytest.raises(RunDirError, match="run.json is damaged"):
+            call(tmp_path / "run")
     assert everything(tmp_path) == before
 
 
