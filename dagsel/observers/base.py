@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from dagsel.checks import short_traceback, shown
@@ -79,6 +79,8 @@ class Observer:
 
     #: Whether it mixes up two searches that run at once; None if that is unknown.
     _is_of_one_search: ClassVar[bool | None] = None
+    #: What its errors must not show when they are logged.
+    _url_secrets: Collection[str] = ()
 
     def check(self) -> None:
         """Raise an error if it cannot work here, before anything is trained."""

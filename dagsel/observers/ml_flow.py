@@ -11,6 +11,7 @@ from typing import Any
 from dagsel.errors import SearchError
 from dagsel.observers.base import ChangedParams, Observer
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
+from dagsel.storage.urls import hide, secrets_in, without_credentials
 
 _RUN, _TRIAL, _PARENT = "dagsel.run", "dagsel.trial", "mlflow.parentRunId"
 _UNWANTED = re.compile(r"[^\w\-. /]+")
@@ -73,6 +74,7 @@ class MLflow(Observer):
 
     def __init__(self, uri: str = "sqlite:///mlflow.db", experiment: str | None = None) -> None:
         self._uri, self._experiment = uri, experiment
+        self._url_secrets = secrets_in(str(uri))
         self._client: Any = None
         self._parent = self._experiment_id = ""
         self._runs: dict[int, str] = {}  # by trial
@@ -94,7 +96,8 @@ class MLflow(Observer):
             self._client = MlflowClient(self._uri)
             self._client.search_experiments(max_results=1)
         except Exception as error:  # noqa: BLE001 - a store may raise anything
-            raise SearchError(f"MLflow cannot use {self._uri}: {error}") from None
+            place, why = without_credentials(str(self._uri)), hide(str(error), self._url_secrets)
+            raise SearchError(f"MLflow cannot use {place}: {why}") from None
 
     def search_began(self, search: SearchBegan) -> None:
         """Begin the run of the search, or find it and those of its trials."""

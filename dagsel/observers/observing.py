@@ -14,6 +14,7 @@ from dagsel.history.record import Record
 from dagsel.observers.base import Observer, tell
 from dagsel.observers.events import SearchBegan, Told
 from dagsel.observers.feed import Feed, ending
+from dagsel.storage.urls import hide
 
 logger = logging.getLogger("dagsel")
 
@@ -129,7 +130,8 @@ class _Post:
             try:
                 tell(self._observer, told)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
-                self._let_go(f"{type(error).__name__}: {error}")
+                why = hide(str(error), self._observer._url_secrets)
+                self._let_go(f"{type(error).__name__}: {why}")
             self._taken_at = time.monotonic()
 
     def _let_go(self, why: str) -> None:

@@ -18,12 +18,16 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 import dagsel
-from dagsel.errors import StudyStorageError
+from dagsel.errors import SearchError, StudyStorageError
 from dagsel.flows import RandomSearch
+from dagsel.history.record import Record
+from dagsel.observers import MLflow, SearchBegan
+from dagsel.observers.observing import Observing
 from dagsel.storage import ShardedDataset
 from dagsel.storage.files import Folder
 from dagsel.storage.urls import hide, secrets_in, without_credentials
 from dagsel.study import StudyDriver, home_of, open_study
+from tests.waiting import wait_until
 
 SECRET = "Secret4711"
 
@@ -190,3 +194,25 @@ def test_a_run_writes_no_secret(
 def test_options_of_a_folder_are_not_in_its_errors() -> None:
     folder = Folder("s3://bucket/x", {"client_kwargs": {"aws_session_token": SECRET}})
     assert SECRET not in repr(folder) + folder.url + folder.hide(f"denied for {SECRET}")
+
+
+def test_a_tracker_shows_no_secret_of_its_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"https://me:{SECRET}@tracking.example"
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ConnectionError(f"API request to {uri}/api failed")
+
+    monkeypatch.setattr("mlflow.MlflowClient.search_experiments", fail)
+    with pytest.raises(SearchError, match="MLflow cannot use https://tracking.example: ") as error:
+        MLflow(uri).check()
+    assert SECRET not in str(error.value)
+    tracker = MLflow(uri)
+    monkeypatch.setattr(tracker, "search_began", fail)
+    began, said = SearchBegan("r", "s", "value", "maximize", "runs/r"), "told no more: Connection"
+    with caplog.at_level(logging.WARNING, logger="dagsel"):
+        with Observing([tracker], began, Record("r")):
+            pass
+        wait_until(lambda: said in caplog.text, "what is said of the tracker")
+    assert SECRET not in caplog.text
