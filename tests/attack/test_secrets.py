@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import logging
+import threading
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,6 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import optuna
 import pytest
+import torch
 from distributed import Client
 from lost_scheduler import space, workload
 from optuna.storages import RDBStorage
@@ -18,12 +22,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
 import dagsel
-from dagsel.errors import SearchError, StudyStorageError
+from dagsel.errors import DatasetInputError, SearchError, StudyStorageError, WorkloadError
 from dagsel.flows import RandomSearch
 from dagsel.history.record import Record
 from dagsel.observers import MLflow, SearchBegan
 from dagsel.observers.observing import Observing
-from dagsel.storage import ShardedDataset
+from dagsel.storage import ShardedDataset, WebDataset
 from dagsel.storage.files import Folder
 from dagsel.storage.urls import hide, secrets_in, without_credentials
 from dagsel.study import StudyDriver, home_of, open_study
@@ -216,3 +220,72 @@ def test_a_tracker_shows_no_secret_of_its_server(
             pass
         wait_until(lambda: said in caplog.text, "what is said of the tracker")
     assert SECRET not in caplog.text
+
+
+class Store(http.server.BaseHTTPRequestHandler):
+    """Answers what the path says, such as ``/403/x.tar``; what it gives is no file of ours."""
+
+    def do_GET(self) -> None:
+        status = int(self.path[1:4])
+        self.send_response(status)
+        self.send_header("Content-Length", "7")
+        self.end_headers()
+        self.wfile.write(b"nothing")
+
+    def do_HEAD(self) -> None:
+        self.send_error(200)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    """Give the URL of a store, with a user and a password."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://me:{SECRET}@127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("place", "sha256", "told"),
+    [
+        ("403", None, "cannot be read here: 403"),  # such as a signature that is out of date
+        ("404", None, "cannot be read here: 404"),
+        ("200", "0" * 64, "has changed"),
+        ("200", None, "is no safetensors file"),
+    ],
+)
+def test_a_bases_file_is_named_without_secrets(
+    store: str, place: str, sha256: str | None, told: str
+) -> None:
+    # The error of a trial is kept in the run's folder, with its traceback.
+    url = f"{store}/{place}/w.safetensors?sig={SECRET}%2Bx%3D#{SECRET}"
+    base = dagsel.Base(lambda: torch.nn.Linear(2, 2), url, sha256=sha256)
+    with pytest.raises(WorkloadError, match=f"file http://127.0.0.1.*/w.safetensors {told}") as e:
+        base.load()
+    assert SECRET not in "".join(traceback.format_exception(e.value))
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "x.tar"])
+@pytest.mark.parametrize("form", ["403/{}", "404/{}", "200/{}", "403/{}?sig=Secret4711"])
+def test_a_file_that_cannot_be_read_is_named_without_secrets(
+    store: str, form: str, name: str, tmp_path: Path
+) -> None:
+    url = f"{store}/{form.format(name)}"
+    with pytest.raises(DatasetInputError, match=f"http://127.0.0.1.*/{name}(;| cannot be)") as e:
+        ShardedDataset.write(tmp_path / "d.zarr", url, n_shards=1)
+    assert SECRET not in "".join(traceback.format_exception(e.value))
+
+
+@pytest.mark.parametrize("read", [lambda url: url, WebDataset])
+def test_a_file_of_no_known_kind_is_named_without_secrets(
+    store: str, read: Any, tmp_path: Path
+) -> None:
+    source = read(f"{store}/200/x.parquet?sig={SECRET}")
+    with pytest.raises(DatasetInputError, match="/x.parquet has no ") as error:
+        ShardedDataset.write(tmp_path / "d.zarr", source, n_shards=1)
+    assert SECRET not in "".join(traceback.format_exception(error.value))

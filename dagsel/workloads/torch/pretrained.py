@@ -21,7 +21,8 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dagsel.checks import short_traceback, shown, takes
-from dagsel.errors import WorkloadError
+from dagsel.errors import DagselError, WorkloadError
+from dagsel.storage.urls import hide, secrets_in, without_credentials
 from dagsel.workloads.random_streams import own_streams, preserved_streams, seed_streams
 from dagsel.workloads.torch.build import build_unfilled
 from dagsel.workloads.torch.frozen import BaseBuffer, checksums
@@ -189,14 +190,15 @@ class Base:
         found = []
         for number, file in enumerate(self.files):
             wanted = None if self._sha256 is None else self._sha256[number]
+            name = without_credentials(file)
             with _local(file) as (path, digest):
                 if wanted not in (None, digest):
                     raise WorkloadError(
-                        f"the base's file {file} has changed: its sha256 is {digest} and should be "
+                        f"the base's file {name} has changed: its sha256 is {digest} and should be "
                         f"{wanted}; restore the file, or give its new sha256"
                     )
                 found.append(digest)
-                weights.update(_opened(path, file))
+                weights.update(_opened(path, name))
         _fill(module, weights, self.files)
         together = hashlib.sha256("".join(found).encode()).hexdigest()
         return module, found[0] if len(found) == 1 else together
@@ -323,12 +325,15 @@ def _local(file: str) -> Iterator[tuple[str, str]]:
                 digest = _hash(source, fetched)
                 fetched.flush()
                 yield fetched.name, digest
-    except (OSError, ImportError, ValueError) as error:
-        if isinstance(error, WorkloadError):
-            raise
+    except (DagselError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - those of stores are of many kinds
+        # Such an error becomes part of the run's record.
+        why = hide(str(error), secrets_in(file)) or type(error).__name__
         raise WorkloadError(
-            f"the base's file {file} cannot be read here: {error}; each worker must reach it"
-        ) from error
+            f"the base's file {without_credentials(file)} cannot be read here: {why}; each worker "
+            "must reach it"
+        ) from None
 
 
 def _hash(source: Any, to: IO[bytes] | None) -> str:
@@ -340,7 +345,7 @@ def _hash(source: Any, to: IO[bytes] | None) -> str:
     return digest.hexdigest()
 
 
-def _opened(path: str, file: str) -> dict[str, torch.Tensor]:
+def _opened(path: str, name: str) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -348,7 +353,7 @@ def _opened(path: str, file: str) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = load_file(path)
     except SafetensorError as error:
         raise WorkloadError(
-            f"the base's file {file} is no safetensors file: {error}; write it by "
+            f"the base's file {name} is no safetensors file: {error}; write it by "
             "safetensors.torch.save_model(module, path)"
         ) from error
     return weights
@@ -356,7 +361,7 @@ def _opened(path: str, file: str) -> dict[str, torch.Tensor]:
 
 def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], files: Sequence[str]) -> None:
     """Let a module's parameters and buffers be those of some files, which are not copied."""
-    unused, there = set(weights), ", ".join(files)
+    unused, there = set(weights), ", ".join(map(without_credentials, files))
     tensors: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         tensors.setdefault(id(tensor), (tensor, []))[1].append(name)

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.paths import reading_file
 from dagsel.storage.datasets.inputs.reading import Input, Reading, joined
 from dagsel.storage.datasets.inputs.tables import getter, make_array, say_missing
 from dagsel.storage.datasets.sources import Batches
+from dagsel.storage.urls import without_credentials
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -45,14 +47,12 @@ def read_parquet(
         # Remote files are read a row group at a time, in few requests, and local ones as needed.
         is_local = isinstance(fsspec.core.url_to_fs(name)[0], LocalFileSystem)
         options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES} if is_local else {}
-        try:
-            with fsspec.open(name, "rb") as stream:
-                yield parquet.ParquetFile(stream, **options)
-        except (OSError, arrow.ArrowInvalid) as error:
-            raise DatasetInputError(f"{name} cannot be read: {error}") from None
+        with reading_file(name), fsspec.open(name, "rb") as stream:
+            yield parquet.ParquetFile(stream, **options)
 
     schemas, length = list[Any](), 0
     first_file = next(iter(files))
+    what = without_credentials(first_file)
     for name, told in files.items():
         with opened(name) as file:
             schemas.append(file.schema_arrow)
@@ -64,15 +64,15 @@ def read_parquet(
         differs = next((c for c in {**ours, **kinds} if ours.get(c) != kinds.get(c)), None)
         if differs is not None:
             raise DatasetInputError(
-                f"{name} has a schema of its own: {differs!r} is {kinds.get(differs, 'missing')}, "
-                f"and in {first_file} {ours.get(differs, 'missing')}; give all files the same "
-                "columns"
+                f"{without_credentials(name)} has a schema of its own: {differs!r} is "
+                f"{kinds.get(differs, 'missing')}, and in {what} "
+                f"{ours.get(differs, 'missing')}; give all files the same columns"
             )
     first = schemas[0]
     folders = _columns_of_folders(files, first.names)
     names = [*first.names, *folders]
-    wanted = reading.chosen(names, first_file)
-    key = reading.key(names, first_file)
+    wanted = reading.chosen(names, what)
+    key = reading.key(names, what)
     needed = list(dict.fromkeys(column for of in wanted.values() for column in of))
 
     def groups(only: list[str]) -> Iterator[tuple[str, str, Any]]:
@@ -83,7 +83,7 @@ def read_parquet(
                 rows = _batch_rows(file.metadata)
                 for batch in file.iter_batches(rows, columns=stored):
                     n_rows = batch.num_rows
-                    yield name, f"{name}, rows from {row} on", batch
+                    yield name, f"{without_credentials(name)}, rows from {row} on", batch
                     del batch  # before the next one is read
                     row += n_rows
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
 import fsspec
 
-from dagsel.errors import DatasetInputError
-from dagsel.storage.urls import without_credentials
+from dagsel.errors import DagselError, DatasetInputError
+from dagsel.storage.urls import hide, secrets_in, without_credentials
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -39,6 +40,27 @@ def expand_braces(path: str) -> list[str]:
     return [made for word in words for made in expand_braces(head + word + tail)]
 
 
+@contextmanager
+def reading_file(file: str) -> Iterator[None]:
+    """Name a file in the errors of its store, which are of many kinds, without the URL's secrets.
+
+    Examples
+    --------
+    >>> with reading_file("https://host/x.tar?sig=4711"):
+    ...     raise OSError("403: https://host/x.tar?sig=4711")
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.DatasetInputError: https://host/x.tar cannot be read: 403: https://host/x.tar?***
+    """
+    try:
+        yield
+    except (DagselError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001
+        why = hide(str(error), secrets_in(file))
+        raise DatasetInputError(f"{without_credentials(file)} cannot be read: {why}") from None
+
+
 def find_files(paths: Any, suffixes: tuple[str, ...]) -> list[str]:
     """List the files of a kind at paths or URLs: files, or all of a folder.
 
@@ -47,7 +69,10 @@ def find_files(paths: Any, suffixes: tuple[str, ...]) -> list[str]:
     DatasetInputError
         If nothing is there, or some of several paths have files of the kind and others have not.
     """
-    found = [(path, _find(path, suffixes)) for path in _given(paths)]
+    found = list[tuple[str, list[str]]]()
+    for path in _given(paths):
+        with reading_file(path):
+            found.append((path, _find(path, suffixes)))
     without = [path for path, files in found if not files]
     if 0 < len(without) < len(found):
         raise DatasetInputError(

@@ -35,6 +35,7 @@ from dagsel.storage.datasets.inputs.tables import (
 from dagsel.storage.datasets.inputs.webdataset import WebDataset
 from dagsel.storage.datasets.manifest import SPLITS, Split, check_name
 from dagsel.storage.datasets.sources import Batches
+from dagsel.storage.urls import without_credentials
 
 _ROWS = 1 << 20  # whose values are looked at together
 
@@ -122,7 +123,7 @@ def _folder(path: Any) -> ImageFolder:
             f"{os.fspath(path)} is a file of a kind that is not read; give what reads it, such as "
             f"pandas.read_csv({os.fspath(path)!r}) or numpy.load, in its place"
         )
-    return ImageFolder(path)
+    return ImageFolder(without_credentials(os.fspath(path)))  # a URL stands in an error alone
 
 
 def _not_read(paths: Sequence[Any]) -> DatasetInputError:

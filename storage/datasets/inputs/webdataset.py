@@ -22,7 +22,7 @@ from dagsel.console import readable_size
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import IMAGES, Alike, decoder
-from dagsel.storage.datasets.inputs.paths import TAR, find_files
+from dagsel.storage.datasets.inputs.paths import TAR, find_files, reading_file
 from dagsel.storage.datasets.inputs.reading import (
     KEY,
     Input,
@@ -108,7 +108,9 @@ class WebDataset:
         """Return a stream of decoded samples."""
         files = find_files(self.urls, TAR)
         if not files:
-            raise DatasetInputError(f"{self.urls} has no tar files; check the path or the pattern")
+            urls = [self.urls] if isinstance(self.urls, str | os.PathLike) else self.urls
+            told = ", ".join(without_credentials(os.fspath(url)) for url in urls)
+            raise DatasetInputError(f"{told} has no tar files; check the path or the pattern")
         if reading.workers:
             raise DatasetInputError("tar files are decoded in threads already; leave workers= out")
         what = without_credentials(files[0])
@@ -190,7 +192,7 @@ def _read(files: Iterable[str], needed: Collection[str] | None) -> Iterator[Memb
     for file in files:
         name = without_credentials(file)
         at, parts = "", dict[str, bytes]()
-        try:
+        with reading_file(file):
             with (
                 fsspec.open(file, "rb") as stream,
                 tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Header) as tar,
@@ -209,10 +211,6 @@ def _read(files: Iterable[str], needed: Collection[str] | None) -> Iterator[Memb
                         parts[extension] = _bytes_of(tar, member, name)
             if parts:
                 yield Members(f"{name}: {at}", parts)
-        except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-            if isinstance(error, DatasetInputError):
-                raise
-            raise DatasetInputError(f"{name} cannot be read: {error}") from None
 
 
 def _bytes_of(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:
