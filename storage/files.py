@@ -425,8 +425,8 @@ def _strings(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _strings(value)
-        elif isinstance(value, str) and _SECRET.search(name):
-            yield value
+        elif isinstance(value, str):
+            yield from {value} if _SECRET.search(name) else secrets_in(value)
 
 
 def _options_from_url(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -198,6 +198,11 @@ def test_a_run_writes_no_secret(
 def test_options_of_a_folder_are_not_in_its_errors() -> None:
     folder = Folder("s3://bucket/x", {"client_kwargs": {"aws_session_token": SECRET}})
     assert SECRET not in repr(folder) + folder.url + folder.hide(f"denied for {SECRET}")
+    endpoint, proxy = f"https://me:{SECRET}@minio", f"http://me:{SECRET}@proxy:3128"
+    for options in ({"endpoint_url": endpoint}, {"config_kwargs": {"proxies": {"https": proxy}}}):
+        told = Folder("s3://bucket/x", options).hide(f"no answer from {endpoint}/x by {proxy}")
+        assert told.count("***") == 2
+        assert "minio" in told
 
 
 def test_a_tracker_shows_no_secret_of_its_server(
