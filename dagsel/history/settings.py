@@ -119,7 +119,7 @@ class Settings:
         """
         try:
             settings: Settings = from_json(cls, _as_now(about))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunDirError(
                 f"{url}/run.json cannot be read: {error}; dagsel {about.get('dagsel', '?')} wrote "
                 "it: install that version, or restore the file from a copy"

@@ -243,12 +243,14 @@ def _machine() -> str:
 
 def _is_alive(holder: Holder) -> bool:
     """Whether the holder still runs on this machine, not another process with its number."""
-    if not psutil.pid_exists(holder.pid):
-        return False
     try:
+        if not psutil.pid_exists(holder.pid):
+            return False
         if psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE:
             return False
         return _started(holder.pid) == holder.process
+    except OverflowError:
+        return False  # no process has such a number
     except (psutil.Error, OSError):
         return True  # someone else's, hidden from us
 

@@ -291,6 +291,16 @@ def test_a_record_that_cannot_be_read_is_damaged(tmp_path: Path, text: str) -> N
         run.states.load(1, 2, 0)
 
 
+@pytest.mark.parametrize("depth", [600, 900])
+def test_a_run_json_that_is_too_deep_is_named(tmp_path: Path, depth: int) -> None:
+    shutil.copytree(RUNS / "asha-ended", tmp_path / "run")
+    about = tmp_path / "run/run.json"
+    text = json.dumps({**json.loads(about.read_text()), "flow_config": "deep"})
+    about.write_text(text.replace('"deep"', '{"a":' * depth + "1" + "}" * depth))
+    with pytest.raises(RunDirError, match=r"run.json (cannot be read|is no JSON)"):
+        dagsel.load(tmp_path / "run")
+
+
 @pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "9" * 10**5])
 def test_a_profile_that_cannot_be_read_is_damaged(tmp_path: Path, text: str) -> None:
     data = ShardedDataset.write(tmp_path / "a.zarr", ARRAYS, n_shards=2)

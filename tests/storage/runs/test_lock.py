@@ -125,6 +125,13 @@ def test_a_number_that_another_process_has_now_holds_nothing(tmp_path: Path) -> 
         assert json.loads((tmp_path / "lock.json").read_text())["token"] == lock.holder.token
 
 
+@pytest.mark.parametrize("pid", [-1, 2**31, 10**30])
+def test_a_number_that_no_process_can_have_holds_nothing(tmp_path: Path, pid: int) -> None:
+    left_behind(tmp_path, pid=pid)
+    assert RunDir(tmp_path).driver is None
+    RunDir(tmp_path).lock("new").release()
+
+
 def test_a_living_process_of_this_machine_holds_it_however_old_its_heartbeat(
     tmp_path: Path,
 ) -> None:
