@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
@@ -96,8 +96,14 @@ def _is_uri(url: URL) -> bool:
 def _sqlite_file(url: URL) -> Path | None:
     """Return the file of an SQLite database; None if it is in memory."""
     name = url.database or ""
-    if _is_uri(url):
-        name = unquote(urlsplit(name).path) if url.query.get("mode") != "memory" else ""
+    if _is_uri(url) and url.query.get("mode") == "memory":
+        return None
+    if _is_uri(url) and name.startswith("file:"):
+        # As SQLite reads it: what is looked at here must be what it opens.
+        name = name.removeprefix("file:").partition("#")[0]
+        if name.startswith("//"):
+            name = f"/{name[2:].partition('/')[2]}"
+        name = unquote(name)
     return None if name in ("", ":memory:") else Path(name).absolute()
 
 

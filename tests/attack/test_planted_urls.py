@@ -176,6 +176,23 @@ def test_no_planted_home_is_opened(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    "home",
+    ["sqlite:///file:{tmp}/st\nudy.db?uri=true", "sqlite:///file:{tmp}/study.db\t?uri=true",
+     "sqlite:///FILE:{tmp}/study.db?uri=true", "sqlite:///x:study.db?uri=true"],
+)  # fmt: skip
+def test_the_file_that_is_looked_into_is_the_one_that_sqlite_opens(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"FILE:{tmp_path}").mkdir(parents=True)
+    optuna.create_study(study_name="s", direction="maximize", storage="sqlite:///study.db")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StudyStorageError, match="there is no such file"):
+        open_study("s", "maximize", home.format(tmp=tmp_path), "s3://bucket/run")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_known_host_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSEL_KNOWN_HOSTS", "postgresql://known.example:5432")
     asked: list[Any] = []
