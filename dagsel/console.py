@@ -80,6 +80,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "�" for c in text)
 
 
+def printable_lines(text: str) -> str:
+    r"""Return a text of several lines without what a terminal obeys.
+
+    Examples
+    --------
+    >>> printable_lines("two\nlines, \x1b[8mhidden")
+    'two\nlines, �[8mhidden'
+    """
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def shown_config(config: Mapping[str, Any]) -> str:
     """Return a configuration as a short text.
 

@@ -7,10 +7,19 @@ import sys
 from typing import Literal, TypeAlias
 
 from dagsel.checks import choice, short_traceback
+from dagsel.console import printable_lines
 
 Verbosity: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _FORMAT = "%(asctime)s %(name)s %(levelname)s: %(message)s"
+
+
+class PrintableFormatter(logging.Formatter):
+    """Leaves out what a terminal obeys: names and texts of files may be another's."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return printable_lines(super().format(record))
 
 
 class _OnStandardError(logging.StreamHandler):  # type: ignore[type-arg]
@@ -18,7 +27,7 @@ class _OnStandardError(logging.StreamHandler):  # type: ignore[type-arg]
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
-        self.setFormatter(logging.Formatter(_FORMAT))
+        self.setFormatter(PrintableFormatter(_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -7,12 +7,15 @@ says what, and the cure), 2 if it was not called rightly, and 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import logging
+
 import click
 
 from dagsel.cli.data import inspect, shard, verify
 from dagsel.cli.doctor import doctor
 from dagsel.cli.runs import report, status, stop, watch
 from dagsel.cli.scripts import preview, run
+from dagsel.verbosity import PrintableFormatter
 
 __all__ = ["main"]
 
@@ -24,6 +27,8 @@ def main() -> None:
 
     Exit codes: 0 all went well, 1 something did not, 2 not called rightly, 130 ended by Ctrl-C.
     """
+    if logging.lastResort is not None:  # it writes warnings where nobody has set up a log
+        logging.lastResort.setFormatter(PrintableFormatter())
 
 
 for command in (shard, inspect, verify, run, preview, status, watch, stop, report, doctor):

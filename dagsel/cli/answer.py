@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from dagsel.console import printable
+from dagsel.console import printable_lines
 from dagsel.errors import DagselError
 
 #: Exit codes; click itself ends with 2 where it was not called rightly.
@@ -55,7 +55,7 @@ def answered(command: Callable[..., Answer | Iterable[Answer]]) -> Callable[...,
                 if as_json:
                     click.echo(as_text(answer.body, indent=1 if is_one else None))
                 elif answer.text:
-                    click.echo(_safe(answer.text))
+                    click.echo(printable_lines(answer.text))  # names in it may be another's
         except (DagselError, OSError) as error:
             _fail(error, as_json)
         except KeyboardInterrupt:
@@ -93,15 +93,10 @@ def _plain(part: Any) -> Any:
     return [_plain(value) for value in part] if isinstance(part, list | tuple) else part
 
 
-def _safe(text: str) -> str:
-    """Return a text that is safe to show, in its lines: names in it may be another's."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def _fail(error: Exception, as_json: bool) -> NoReturn:
     kind, text = type(error).__name__, str(error)
     if as_json:
         click.echo(as_text({"error": kind, "text": text}, indent=1))
     else:
-        click.echo(_safe(f"{kind}: {text}"), err=True)
+        click.echo(printable_lines(f"{kind}: {text}"), err=True)
     raise click.exceptions.Exit(NOT_WELL)

@@ -4,6 +4,7 @@ it goes on; all commands tell of it in the same words."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -126,6 +127,17 @@ def test_a_killed_driver_leaves_a_run_that_is_told_as_interrupted(tmp_path: Path
     last = call("watch", "run", "--json", cwd=tmp_path).stdout.splitlines()[-1]
     assert json.loads(last)["state"] == "interrupted"
     assert "nobody drives" in call("stop", "run", cwd=tmp_path, code=1).stderr
+
+
+def test_what_a_run_of_anothers_says_is_logged_without_what_a_terminal_obeys(
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "data/runs_of_163b1ee/asha-ended", tmp_path / "run")
+    about = tmp_path / "run/run.json"
+    home = "journal:///none\x1b[2J"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "home": home}))
+    told = call("report", "run", cwd=tmp_path).stderr
+    assert "opened without its study: study 'asha-ended' at journal:///none�[2J" in told
 
 
 def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
