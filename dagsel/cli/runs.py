@@ -68,7 +68,11 @@ def watch(run_dir: str) -> Iterator[Answer]:
 @click.command()
 @click.argument("run_dir")
 @click.argument("trial", type=int, required=False)
-@click.option("--token", help="The search's token, if you may not read it in RUN_DIR.")
+@click.option(
+    "--token",
+    envvar="DAGSEL_TOKEN",
+    help="The search's token, if you may not read it in RUN_DIR; or set DAGSEL_TOKEN.",
+)
 @answered
 def stop(run_dir: str, trial: int | None, token: str | None) -> Answer:
     """End the search in RUN_DIR, or one TRIAL of it, at the next batch.

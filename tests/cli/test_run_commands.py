@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import dagsel
+from dagsel.cli import main
+from dagsel.errors import SearchError
 from tests.cli.searches import DAGSEL, asked, call, environment, write_script
 from tests.waiting import wait_until
 
@@ -138,6 +141,18 @@ def test_what_a_run_of_anothers_says_is_logged_without_what_a_terminal_obeys(
     about.write_text(json.dumps({**json.loads(about.read_text()), "home": home}))
     told = call("report", "run", cwd=tmp_path).stderr
     assert "opened without its study: study 'asha-ended' at journal:///none�[2J" in told
+
+
+def test_a_token_may_stand_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[str | None]()
+
+    def attach(run_dir: str, *, token: str | None) -> None:
+        given.append(token)
+        raise SearchError("enough")
+
+    monkeypatch.setattr(dagsel, "attach", attach)
+    CliRunner().invoke(main, ["stop", "run"], env={"DAGSEL_TOKEN": "from there"})
+    assert given == ["from there"]
 
 
 def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
