@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import dagsel.metrics
 from dagsel.errors import WorkloadError
@@ -52,8 +53,8 @@ class HostDevice:
         return tensor.data_ptr() in self._pinned
 
     def send(self, batch: Tensors) -> Callable[[], Tensors]:
-        assert all(self.is_pinned(array) for array in batch.values())
-        there = {name: array.clone() for name, array in batch.items()}
+        assert all(map(self.is_pinned, pytree.tree_leaves(batch)))
+        there = pytree.tree_map(torch.clone, batch)
         self.n_sent += 1
         self.most_ahead = max(self.most_ahead, self.n_sent - self.n_received)
 

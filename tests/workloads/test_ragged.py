@@ -291,7 +291,7 @@ def test_batches_of_similar_size_come_in_another_order_each_epoch() -> None:
     assert len(firsts) > 3
 
 
-def test_a_packed_sequence_is_one_input() -> None:
+def test_a_packed_sequence_is_one_input(device: HostDevice) -> None:
     class Recurrent(nn.Module):
         def __init__(self, config: Any) -> None:
             super().__init__()
@@ -306,6 +306,8 @@ def test_a_packed_sequence_is_one_input() -> None:
 
     workload = make(model=Recurrent, input_fn=packed, collate=None)
     assert run(workload) == run(workload, 2)
+    assert run(make(model=Recurrent, input_fn=packed, collate=None, device_memory=0)) == run(workload)
+    assert device.n_received == 4 * 5
 
 
 def test_a_function_of_a_list_of_samples_collates() -> None:

@@ -112,14 +112,15 @@ class _Cuda:
         """Copy a pinned batch on a stream of its own; the result waits for it."""
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._copies):
-            moved = {name: t.to(self.device, non_blocking=True) for name, t in batch.items()}
+            to_device = functools.partial(torch.Tensor.to, device=self.device, non_blocking=True)
+            moved = {name: _mapped(to_device, rows) for name, rows in batch.items()}
             there.record(self._copies)
 
         def receive() -> Tensors:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(there)
-            for tensor in moved.values():
-                tensor.record_stream(stream)  # or the side stream reuses its memory too early
+            for rows in moved.values():  # or the side stream reuses their memory too early
+                _mapped(lambda tensor: tensor.record_stream(stream), rows)
             return moved
 
         return receive
@@ -204,8 +205,12 @@ def place_shard(
     return {name: _mapped(pinned, array) for name, array in arrays.items()}
 
 
-def _mapped(function: Callable[[torch.Tensor], torch.Tensor], array: Any) -> Any:
-    return array.map(function) if isinstance(array, RaggedTensor) else function(array)
+def _mapped(function: Callable[[torch.Tensor], Any], array: Any) -> Any:
+    if isinstance(array, RaggedTensor):
+        return array.map(function)
+    if isinstance(array, list):  # the samples of a ragged array in a batch
+        return [_mapped(function, row) for row in array]
+    return function(array) if isinstance(array, torch.Tensor) else array
 
 
 def _pinned(device: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
@@ -262,7 +267,8 @@ def to_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 def pin(batch: Tensors, device: Accelerator) -> Tensors:
     """Copy a batch into pinned memory."""
-    return {name: _pinned(device, rows) for name, rows in batch.items()}
+    pinned = functools.partial(_pinned, device)
+    return {name: _mapped(pinned, rows) for name, rows in batch.items()}
 
 
 def rows_at(
