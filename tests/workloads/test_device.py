@@ -6,6 +6,7 @@ A device of host memory takes the GPU's place: all that decides and counts runs,
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -171,6 +172,28 @@ def test_shards_take_no_more_than_their_budget_and_give_it_back(
         assert memory_use.taken == sum(map(len, held)) <= budget
     held.clear()
     assert memory_use.taken == 0
+
+
+def test_garbage_that_is_collected_within_a_claim_gives_its_bytes_back() -> None:
+    """Python may collect a shard of a reference cycle at any call of any thread."""
+    memory_use = MemoryUse()
+
+    class Collecting(int):
+        def __ge__(self, other: int) -> bool:
+            memory_use.release(4)
+            return int(self) >= other
+
+    assert memory_use.claim(4, free=9, total=9, budget=9)
+    claimed: list[bool] = []
+
+    def claim() -> None:
+        claimed.append(memory_use.claim(4, free=9, total=9, budget=Collecting(9)))
+
+    thread = threading.Thread(target=claim, daemon=True)
+    thread.start()
+    thread.join(5.0)
+    assert claimed == [True], "it waits for itself"
+    assert memory_use.taken == 4
 
 
 @pytest.mark.parametrize("stop_after", [None, 2])

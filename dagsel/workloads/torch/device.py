@@ -28,7 +28,7 @@ class MemoryUse:
 
     def __init__(self) -> None:
         self.taken = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage may be collected while this thread has it
 
     def claim(self, n_bytes: int, *, free: int, total: int, budget: int | float) -> bool:
         """Count so many bytes if `place` puts them on the device; return whether it does."""
