@@ -299,6 +299,23 @@ def test_an_autoencoder_has_a_target_of_its_own(device: HostDevice) -> None:
     assert trained.loss > 0
 
 
+def test_a_buffer_that_alone_is_elsewhere_is_moved_too() -> None:
+    """As one that a model function adds to a base, whose weights are on the GPU already."""
+
+    class Scaled(nn.Linear):
+        def __init__(self, config: Any) -> None:
+            super().__init__(72, 2)
+            self.register_buffer("scale", torch.ones(2, device="meta"), persistent=False)
+
+        def to(self, device: torch.device) -> Scaled:  # type: ignore[override]
+            self.scale = torch.ones(2, device=device)
+            return self
+
+    workload = TorchWorkload(Scaled, F.cross_entropy, adam, batch_size=8)
+    module: Any = workload.restore(workload.init({}, 0), {})
+    assert module.scale.device.type == "cpu"
+
+
 # Options.
 
 

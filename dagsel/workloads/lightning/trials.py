@@ -117,7 +117,7 @@ class MakesLightningTrials:
         trainer.hook("configure_model")
         check_parameters(module)
         self._live.check_own(module)
-        if any(parameter.device != device for parameter in module.parameters()):
+        if any(held.device != device for held in (*module.parameters(), *module.buffers())):
             module.to(device)
         trainer.configure_optimizers()
         trainer.hook("on_fit_start")

@@ -207,7 +207,7 @@ class MakesTrials(FollowsMetrics):
             )
         large = reader.nbytes("model.") > LARGE
         module = self._build(config, reader.seed, large=large, device=device)
-        if any(parameter.device != device for parameter in module.parameters()):
+        if any(held.device != device for held in (*module.parameters(), *module.buffers())):
             module = module.to(device)
         load_module(reader, module, self._frozen(module).may_lack())
         return module
