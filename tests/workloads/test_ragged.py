@@ -19,6 +19,7 @@ from sklearn.linear_model import SGDClassifier
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils import _pytree as pytree
 
 import dagsel
 from dagsel.collate import pad
@@ -28,6 +29,10 @@ from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Visit
 from dagsel.workloads.base import checks
+from dagsel.workloads.batches import Cursor
+from dagsel.workloads.torch import device as torch_device
+from dagsel.workloads.torch import workload as torch_workload
+from dagsel.workloads.torch.batches import evaluation_batches, training_batches
 from dagsel.workloads.torch.ragged import SORTED_BATCHES, by_size
 from tests.fused import fused
 from tests.workloads.test_device import HostDevice
@@ -249,9 +254,47 @@ def test_what_is_sent_to_a_device_trains_as_what_is_there(
     device: HostDevice, options: dict[str, Any]
 ) -> None:
     resident = run(make(**options))
-    assert device.n_sent == 0
+    n_before = device.n_received
+    assert n_before == (4 * 5 if "augment" in options else 0)  # samples are changed on the host
     assert run(make(device_memory=0, **options)) == resident
-    assert device.n_received == 4 * 5
+    assert device.n_received == n_before + 4 * 5
+
+
+class Elsewhere(HostDevice):
+    """A device whose tensors do not mix with those of the host, as a GPU's do not."""
+
+    device = torch.device("meta")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Elsewhere()
+    for module in (torch_device, torch_workload):
+        monkeypatch.setattr(module, "accelerator", lambda: device)
+
+
+def test_samples_are_changed_on_the_host(elsewhere: None) -> None:
+    """With the numbers of the host's stream, whether the device has room for a shard or not."""
+    for options, place in (({}, "meta"), ({"augment": noise}, "cpu")):
+        shard = make(**options).prepare(arrays())
+        assert {rows.device.type for rows in shard.values()} == {place}
+
+
+def test_what_a_collate_makes_on_the_host_is_moved_to_the_shard(elsewhere: None) -> None:
+    def counted(batch: Mapping[str, Any]) -> dict[str, Any]:
+        sizes = torch.tensor([len(row) for row in batch["ids"]])
+        return {"sizes": sizes, "x": batch["x"], "y": batch["y"]}
+
+    workload = make(collate=counted, input_fn=lambda b, c: ((b["sizes"], b["x"]), b["y"]))
+    shard, visit = workload.prepare(arrays()), Visit(7, 2, 1, 0)
+    trained = training_batches(
+        shard, {}, visit, making=workload._making, gang=None, batch_size=BATCH, drop_last=False,
+        cursor=Cursor.begin(None, visit), should_stop=lambda: False,
+    )  # fmt: skip
+    scored = evaluation_batches(shard, {}, BATCH, workload._making)
+    made = [*trained, *(batch for _, *batch in scored)]
+    assert len(made) == 2 * 5
+    assert {leaf.device.type for leaf in pytree.tree_leaves(made)} == {"meta"}
 
 
 @given(
@@ -304,9 +347,10 @@ def test_a_packed_sequence_is_one_input(device: HostDevice) -> None:
         rows = [row[:, None].float() if len(row) else torch.zeros(1, 1) for row in batch["ids"]]
         return pack_sequence(rows, enforce_sorted=False), batch["y"]
 
-    workload = make(model=Recurrent, input_fn=packed, collate=None)
-    assert run(workload) == run(workload, 2)
-    assert run(make(model=Recurrent, input_fn=packed, collate=None, device_memory=0)) == run(workload)
+    options: dict[str, Any] = {"model": Recurrent, "input_fn": packed, "collate": None}
+    resident = run(make(**options))
+    assert run(make(**options), 2) == resident
+    assert run(make(**options, device_memory=0)) == resident
     assert device.n_received == 4 * 5
 
 

@@ -234,7 +234,8 @@ which epoch of a trial is its last; do it with run.best_model()
     def prepare(self, arrays: Mapping[str, Any]) -> Shard:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         shard = tensors_of(arrays)
-        return place_shard(shard, accelerator(), self.device_memory, stays=is_mapped(arrays))
+        room = 0 if self.augment else self.device_memory  # samples are changed on the host
+        return place_shard(shard, accelerator(), room, stays=is_mapped(arrays))
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the module, fit it."""

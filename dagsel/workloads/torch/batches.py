@@ -24,6 +24,7 @@ from dagsel.workloads.torch.device import (
     Shard,
     copy_rows,
     gather_rows,
+    moved,
     pin,
     rows_at,
     send_ahead,
@@ -170,7 +171,7 @@ def evaluation_batches(
 def _gathered(
     shard: Shard, making: Making, index: torch.Tensor, change: Augmentation | None = None
 ) -> dict[str, Any]:
-    """Return the samples at some places, changed and collated."""
+    """Return the samples at some places, changed and collated, where the shard is."""
     places: Sequence[int] = index.tolist()
     batch = {
         name: rows.rows(places)
@@ -179,10 +180,12 @@ def _gathered(
         for name, rows in shard.items()
     }
     if change is None:
-        return making.collated(batch)
-    if isinstance(making.collate, Images):  # what is changed are the images, not their files
-        return making.collate.stack(change(making.collate.decode(batch), places))
-    return making.collated(change(batch, places))
+        made = making.collated(batch)
+    elif isinstance(making.collate, Images):  # what is changed are the images, not their files
+        made = making.collate.stack(change(making.collate.decode(batch), places))
+    else:
+        made = making.collated(change(batch, places))
+    return moved(made, next(iter(shard.values())).device)
 
 
 def _pinned(

@@ -265,6 +265,12 @@ def to_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return copies
 
 
+def moved(batch: Tensors, device: torch.device) -> Tensors:
+    """Return a batch whose tensors are all on a device."""
+    to_device = functools.partial(torch.Tensor.to, device=device)
+    return {name: _mapped(to_device, rows) for name, rows in batch.items()}
+
+
 def pin(batch: Tensors, device: Accelerator) -> Tensors:
     """Copy a batch into pinned memory."""
     pinned = functools.partial(_pinned, device)

@@ -340,7 +340,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         if self.input_fn is None:
             arrays = self._casting.cast(arrays)
         shard = tensors_of(arrays)
-        return place_shard(shard, accelerator(), self.device_memory, stays=is_mapped(arrays))
+        room = 0 if self.augment else self.device_memory  # samples are changed on the host
+        return place_shard(shard, accelerator(), room, stays=is_mapped(arrays))
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the model, the optimizer."""
