@@ -60,7 +60,8 @@ def write_streams(streams: dict[str, Any]) -> None:
     with _TORCH:
         if "torch" in streams:
             _torch().set_rng_state(streams["torch"])
-        if "cuda" in streams:
+        # Without a GPU PyTorch would keep the state, and a traceback, for when there is one.
+        if "cuda" in streams and _torch().cuda.is_available():
             _torch().cuda.set_rng_state(streams["cuda"])
 
 

@@ -10,8 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
-from dagsel.workloads.random_streams import own_streams, preserved_streams, seed_streams
+from dagsel.workloads.random_streams import (
+    own_streams,
+    preserved_streams,
+    read_streams,
+    seed_streams,
+    write_streams,
+)
 
 
 def draws(seed: int, begin: threading.Barrier) -> list[float]:
@@ -131,3 +138,12 @@ for thread in threads:
 def test_the_ranks_of_a_gang_read_them_at_once_and_do_not_stop_each_other() -> None:
     # In a process of its own: threads that wait for each other inside PyTorch end with it alone.
     subprocess.run([sys.executable, "-c", READING], timeout=120, check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_the_stream_of_a_gpu_is_not_kept_where_there_is_none() -> None:
+    """PyTorch keeps what is to be done once there is one, and each unit here would add to it."""
+    streams = {**read_streams("cpu"), "cuda": torch.zeros(16, dtype=torch.uint8)}
+    n_before = len(torch.cuda._queued_calls)
+    write_streams(streams)
+    assert len(torch.cuda._queued_calls) == n_before
