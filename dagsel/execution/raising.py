@@ -205,7 +205,10 @@ def own_bytes() -> int | None:
 def gpu_memory() -> int | None:
     """Return the free bytes of this process's GPU; None if it has none."""
     cuda = _cuda()
-    return None if cuda is None else int(cuda.mem_get_info()[0])
+    if cuda is None:
+        return None
+    unused = cuda.memory_reserved() - cuda.memory_allocated()  # PyTorch keeps it for later
+    return int(cuda.mem_get_info()[0] + unused)
 
 
 def process_bytes(name: str) -> int | None:

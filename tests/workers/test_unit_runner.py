@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from distributed import Reschedule
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
-from dagsel.execution import state_cache
+from dagsel.execution import raising, state_cache
 from dagsel.execution.raising import Raising, StoreFailedError
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.unit_runner import UnitRunner
@@ -615,3 +616,14 @@ def test_a_folder_in_the_place_of_a_state_is_its_trials_trouble(tmp_path: Path) 
     with pytest.raises(IsADirectoryError), worker.raising.telling(UNIT, {}, 0):
         worker.train(UNIT, Assignment(shard=0), {}, None)
     assert [type(told) for told in workers.told][-1] is UnitRaised
+
+
+def test_what_pytorch_keeps_of_a_gpu_and_does_not_use_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An earlier run on the same worker has freed it, and PyTorch does not give it back."""
+    gpu = SimpleNamespace(
+        mem_get_info=lambda: (10, 100), memory_reserved=lambda: 80, memory_allocated=lambda: 5
+    )
+    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    assert raising.gpu_memory() == 85
