@@ -78,6 +78,8 @@ class Raising:
         That of its process by Dask; None for none.
     address
         Address of the worker.
+    restart
+        Begins to restart the process of the worker.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Raising:
         worker: str = "",
         memory_limit: int | None = None,
         address: str = "",
+        restart: Callable[[], object] = lambda: None,
     ) -> None:
-        self._workload, self._tell = workload, tell
+        self._workload, self._tell, self._restart = workload, tell, restart
         self._worker, self._memory_limit = worker, memory_limit
         self._address, self._has_left = address, False
 
@@ -132,6 +135,33 @@ class Raising:
         cure = "mend that on its machine, and restart the worker to have it back"
         self._tell(Note(f"{told}; it gets no more units, and its own go on elsewhere; {cure}"))
         self._tell(WorkerLeaves(self._address, told))
+
+    def check_gpu(self) -> None:
+        """Give the unit back and restart if an earlier one has left this process no use of its GPU.
+
+        After some errors, such as an index outside a table, CUDA refuses all that a process asks.
+        """
+        if (error := gpu_error()) is None:
+            return
+        if not self._has_left:
+            self._has_left = True
+            told = f"worker {self._worker} at {self._address} restarts, since CUDA refuses all that"
+            self._tell(Note(f"{told} its process asks after an error of a trial: {error}"))
+            self._tell(WorkerLeaves(self._address))
+            self._restart()
+        raise Reschedule
+
+    def begin(self, *, alone: bool) -> None:
+        """Make ready for a unit that begins, and free what can be freed if it is to be `alone`."""
+        self.check_gpu()
+        if alone:
+            self.relieve()
+
+    def relieve_of(self, error: Exception) -> None:
+        """Free the memory of this process if an error says that there was too little."""
+        if is_out_of_memory(error):
+            drop_frames(error)
+            self.relieve()
 
     def relieve(self) -> None:
         """Free the memory of this process that units do without."""
@@ -209,6 +239,17 @@ def gpu_memory() -> int | None:
         return None
     unused = cuda.memory_reserved() - cuda.memory_allocated()  # PyTorch keeps it for later
     return int(cuda.mem_get_info()[0] + unused)
+
+
+def gpu_error() -> str | None:
+    """Return what this process gets for anything that it asks of its GPU; None if that works."""
+    cuda = _cuda()
+    if cuda is not None and cuda.is_initialized():
+        try:
+            cuda.mem_get_info()  # which waits for nothing, and disturbs no graph that is recorded
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+    return None
 
 
 def process_bytes(name: str) -> int | None:

@@ -37,7 +37,7 @@ from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecor
 from dagsel.state import State
 from dagsel.workloads.base import ShouldStop, Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
-from dagsel.workloads.memory import drop_frames, is_out_of_memory, with_halved
+from dagsel.workloads.memory import with_halved
 from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
@@ -150,8 +150,7 @@ class UnitRunner:
         Where memory is short it is stored already: no other unit trains until then.
         """
         with own_turn(stop):
-            if binding.alone:
-                self.raising.relieve()
+            self.raising.begin(alone=binding.alone)
             work, last, piece = self._train_all(unit, binding, how, state, stop)
             if last is None:
                 assert piece is not None
@@ -353,14 +352,13 @@ class UnitRunner:
         stop: threading.Event,
     ) -> UnitRecord:
         with own_turn(stop):
+            self.raising.begin(alone=binding.alone)
             self._tell_of_begin(UnitStarted(unit, self._address), binding)
             clock = UnitClock()
             use_torch(self._spec.threads, self._spec.dtype)
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
                 self.states.check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
-            if binding.alone:
-                self.raising.relieve()
             scored = self._evaluate(unit, how.config, loaded, clock, how.halvings)
             return self.states.save_scores(scored)
 
@@ -434,6 +432,7 @@ class UnitRunner:
         use_torch(self._spec.threads, self._spec.dtype)
         about = self._gang(call.unit, call.attempt)
         try:
+            self.raising.check_gpu()
             how: How = cloudpickle.loads(b64decode(call.how))
             with (
                 own_streams(),
@@ -450,9 +449,7 @@ class UnitRunner:
                     gang=gang,
                 )
         except Exception as error:  # the leader has it too, and says what became of the unit
-            if is_out_of_memory(error):
-                drop_frames(error)
-                self.raising.relieve()
+            self.raising.relieve_of(error)
             logger.debug("rank %d of the gang of %s", call.rank, call.unit, exc_info=True)
         finally:
             self._joined.discard(call)

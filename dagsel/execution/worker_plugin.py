@@ -240,7 +240,9 @@ class TrainingPlugin(WorkerPlugin):
     def _raising(self, worker: Worker, workload: Any) -> Raising:
         limit = worker.memory_manager.memory_limit
         who = {"worker": str(worker.name), "address": worker.address}
-        return Raising(workload, self._tell, memory_limit=limit, **who)
+        close = partial(worker.close_gracefully, restart=True, reason="CUDA is of no use")
+        restart = partial(worker.loop.add_callback, close)
+        return Raising(workload, self._tell, memory_limit=limit, restart=restart, **who)
 
     async def _load_workload(self) -> Any:
         try:

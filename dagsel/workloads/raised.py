@@ -92,6 +92,11 @@ _CURES = tuple(
             "numbers count from 0, as in  classes, y = np.unique(y, return_inverse=True)",
         ),
         (
+            r"device-side assert",
+            "an index is outside its table on the GPU, often a class for which the model has no "
+            "output: train this configuration on the CPU, where the error has the number",
+        ),
+        (
             r"could not convert string to float",
             "the array is text: write the data set with  classes, y = np.unique(y, "
             "return_inverse=True)",

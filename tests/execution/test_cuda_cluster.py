@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from distributed import LocalCluster
@@ -20,6 +21,7 @@ from dagsel.errors import ClusterError
 from dagsel.execution import cluster as module
 from dagsel.execution.cluster import check_cluster, connect, local_cluster, workers_of
 from dagsel.execution.process import check_gpu_resource, gpus_seen, why_no_gpu
+from dagsel.flows import Grid
 from dagsel.storage import ShardedDataset
 from tests.conftest import Optimize
 
@@ -154,3 +156,43 @@ def test_gpus_are_counted_once_pytorch_is_there(monkeypatch: pytest.MonkeyPatch)
     assert gpus_seen() == torch.cuda.device_count()
     monkeypatch.delitem(sys.modules, "torch")
     assert gpus_seen() == 0
+
+
+def test_a_trial_after_which_cuda_is_of_no_use_fails_alone(
+    optimize: Optimize, digits: ShardedDataset
+) -> None:
+    def model(config: Any) -> torch.nn.Module:
+        from types import SimpleNamespace
+
+        import dagsel.execution.raising as on_worker
+
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+        def spoil(module: Any, inputs: Any) -> None:
+            gpu = SimpleNamespace(is_initialized=lambda: True, mem_get_info=fail)
+            on_worker._cuda = lambda: gpu
+            fail()
+
+        module = torch.nn.Linear(64, 10)
+        if config["spoils"]:
+            module.register_forward_pre_hook(spoil)
+        return module
+
+    workload = dagsel.TorchWorkload(
+        model, cross_entropy, lambda parameters, config: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=64,
+    )  # fmt: skip
+    with local_cluster(1) as cluster:
+        run = optimize(
+            study=optuna.create_study(),
+            workload=workload,
+            data=digits,
+            space=lambda trial: {"spoils": trial.suggest_categorical("spoils", [True, False])},
+            flow=Grid(max_epochs=2),
+            metric="loss",
+            cluster=cluster,
+        )
+    states = {trial.config["spoils"]: trial.state for trial in run.record.trials.values()}
+    assert states == {True: "failed", False: "complete"}
+    assert any("restarts, since CUDA refuses all" in note for note in run.record.notes)

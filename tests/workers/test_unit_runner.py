@@ -627,3 +627,31 @@ def test_what_pytorch_keeps_of_a_gpu_and_does_not_use_is_free(
     )
     monkeypatch.setattr(raising, "_cuda", lambda: gpu)
     assert raising.gpu_memory() == 85
+
+
+def test_a_worker_to_which_cuda_is_of_no_use_restarts_and_gives_its_units_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, restarted = Workers(tmp_path, n_batches=1), list[int]()
+    worker = workers.come("a")
+    who: Any = {"worker": "0", "address": "a", "restart": lambda: restarted.append(1)}
+    worker.raising = Raising(workers.workload, workers.told.append, **who)
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nSearch for it in the docs")
+
+    gpu = SimpleNamespace(is_initialized=lambda: True, mem_get_info=fail)
+    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    score = Unit("evaluate", 0, 1, 0)
+    for run in (
+        lambda: worker.train(UNIT, Assignment(shard=0), {}, None),
+        lambda: worker.evaluate(score, Assignment(shard=0), {}, State.pack({}, {})),
+    ):
+        with pytest.raises(Reschedule), worker.raising.telling(UNIT, {}, 0):
+            run()
+    call = JoinGang(UNIT, attempt=1, shard=0, rank=1, size=2, host="nowhere", port=0, how="")
+    worker.join(call, lambda train: train())
+    note, leaves = workers.told
+    assert (leaves, restarted) == (WorkerLeaves("a"), [1])
+    assert note.text.startswith("worker 0 at a restarts, since CUDA refuses all that its process")
+    assert note.text.endswith("of a trial: CUDA error: device-side assert triggered")

@@ -78,6 +78,10 @@ def test_the_place_tells_errors_apart_and_not_the_message() -> None:
         (lambda: torch.ones(3, requires_grad=True).exp().backward(), ".mean()"),
         (lambda: torch.ones(1).sum().backward(), "does not depend"),
         (lambda: torch.autograd.grad(torch.ones(1).sum(), torch.ones(1)), "torch.enable_grad()"),
+        (
+            lambda: exec("raise RuntimeError('CUDA error: device-side assert triggered')"),
+            "often a class for which the model has no output",
+        ),
         (lambda: (0.5).backward(), "a tensor"),  # type: ignore[attr-defined]
         (
             lambda: torch.nn.functional.cross_entropy(
