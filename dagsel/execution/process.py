@@ -102,6 +102,23 @@ def check_gpu_resource(resources: Mapping[str, float], n_gpus: int) -> None:
         )
 
 
+def why_on_cpu(resources: Mapping[str, float]) -> str:
+    """Say that PyTorch has no GPU on a worker with the resource ``GPU``; empty if it has one.
+
+    Examples
+    --------
+    >>> why_on_cpu({"TRAIN": 1})
+    ''
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not resources.get(GPU_RESOURCE) or torch.cuda.is_available():
+        return ""
+    return (
+        "has the resource GPU, and PyTorch can use none there, so it trains on the CPU: see what "
+        "dagsel doctor says on its machine"
+    )
+
+
 def why_no_gpu(n_gpus: int, built_for: str | None, visible: str | None) -> str | None:
     """Say why there is no GPU to train on; None if there is one.
 

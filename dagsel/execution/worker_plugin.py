@@ -48,6 +48,7 @@ from dagsel.execution.process import (
     own_random_numbers,
     this_process,
     torch_threads,
+    why_on_cpu,
 )
 from dagsel.execution.raising import Raising, gpu_memory, own_bytes
 from dagsel.execution.run_spec import (
@@ -110,6 +111,8 @@ class TrainingPlugin(WorkerPlugin):
             self._check_versions()
             workload = await self._load_workload()
             check_gpu_resource(worker.state.total_resources, gpus_seen())
+            if text := why_on_cpu(worker.state.total_resources):
+                self._tell(messages.Note(f"worker {worker.name} at {worker.address} {text}"))
             _check_resource(worker.state.total_resources)
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)

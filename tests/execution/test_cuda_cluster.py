@@ -73,6 +73,8 @@ def test_a_search_runs_on_it_and_closes_it(
     assert run.best_value > 0.5
     (cluster,) = made
     assert cluster.status.name == "closed"
+    n_told = sum("can use none there, so it trains on the CPU" in it for it in run.record.notes)
+    assert n_told == (0 if torch.cuda.is_available() else 2)
 
 
 def test_each_worker_has_both_resources(made: list[LocalCluster]) -> None:
