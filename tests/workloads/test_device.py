@@ -486,6 +486,23 @@ def test_what_cannot_be_recorded_is_not(device: HostDevice, options: dict[str, A
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{}, {"cuda_graphs": True}, {"max_batch": 3}, {"optimizer": lambda p, c: torch.optim.LBFGS(p)}],
+    ids=str,
+)
+def test_outputs_that_would_be_compared_with_each_target_are_refused(
+    device: HostDevice, options: dict[str, Any]
+) -> None:
+    """Whatever makes the step: such a model learns the mean of the targets, and nobody is told."""
+    given: Any = {"optimizer": sgd, "batch_size": 8, "input_fn": lambda b, c: (b["x"], b["weight"])}
+    model = lambda c: nn.Sequential(nn.Flatten(), nn.Linear(72, 1))  # noqa: E731
+    workload = TorchWorkload(model, F.mse_loss, **{**given, **options})
+    shard = workload.prepare(arrays())
+    with pytest.raises(WorkloadError, match=r"outputs \(\d, 1\) and targets \(\d,\) would compare"):
+        workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0))
+
+
+@pytest.mark.parametrize(
     ("option", "value", "text"),
     [
         ("precision", "fp16", "precision must be 'fp32', 'tf32' or 'bf16', got 'fp16'"),

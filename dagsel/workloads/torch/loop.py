@@ -248,7 +248,9 @@ def _accumulate(
     for n_left, (share, inputs, targets) in zip(range(len(pieces))[::-1], pieces, strict=True):
         waits = n_left and isinstance(model, DistributedDataParallel)
         with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
-            loss = loss_of(apply(model, inputs), targets) * share
+            output = apply(model, inputs)
+            check_shapes(loss_of, output, targets)
+            loss = loss_of(output, targets) * share
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]

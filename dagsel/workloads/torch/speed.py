@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from dagsel.errors import WorkloadError
 from dagsel.workloads.torch.device import Accelerator
 from dagsel.workloads.torch.layout import ChannelsLast, lay_out
-from dagsel.workloads.torch.loop import ShardBatches, apply
+from dagsel.workloads.torch.loop import ShardBatches, apply, check_shapes
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Fused: TypeAlias = bool | Literal["auto"]
@@ -248,7 +248,9 @@ def recorded_loop(
     n_alike = 0
 
     def step(inputs: Any, targets: Any) -> torch.Tensor:
-        loss = loss_of(apply(model, inputs), targets)
+        output = apply(model, inputs)
+        check_shapes(loss_of, output, targets)
+        loss = loss_of(output, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
