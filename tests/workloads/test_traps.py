@@ -216,6 +216,22 @@ def test_a_gang_for_gpus_needs_gpus() -> None:
         in_gang(2, body)
 
 
+@pytest.mark.parametrize("with_gpu", [0, 1])
+def test_ranks_with_a_gpu_and_without_are_no_gang(
+    monkeypatch: pytest.MonkeyPatch, with_gpu: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    about = SimpleNamespace(uuid="u")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+
+    def body(gang: Gang) -> None:
+        gang.group.reach(torch.device("cuda" if gang.rank == with_gpu else "cpu"))
+        gang.agree(False)
+
+    with pytest.raises(WorkloadError, match=f"worker {1 - with_gpu} of 2 has no GPU"):
+        in_gang(2, body, timeout_s=9.0)
+
+
 def test_a_rank_that_dies_before_it_tells_its_gpu_breaks_the_gang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -75,15 +75,23 @@ class Group:
         self._store.seconds = timeout_s  # from here on it is asked in exchanges
 
     def reach(self, device: torch.device) -> None:
-        """Prepare the group for tensors on a device; all ranks need the same kind."""
+        """Prepare the group for tensors on a device; all ranks call it, and need the same kind."""
+        if device.type == "cpu":
+            self._rendezvous.put(f"gpu {self._rank}", b"")  # a rank with a GPU asks for it
         if device.type in self._kinds:
             return
         if device.type != "cuda" or not torch.cuda.is_available():
             raise WorkloadError(f"a gang cannot train on {device}: this process has no such device")
         gpu = str(torch.cuda.get_device_properties(device).uuid)
         self._rendezvous.put(f"gpu {self._rank}", gpu.encode())
-        gpus = {self._store.get(f"gpu {rank}") for rank in range(self._size)}
-        if len(gpus) < self._size or not _dist.is_nccl_available():
+        gpus = [self._store.get(f"gpu {rank}") for rank in range(self._size)]
+        if not all(gpus):
+            without = gpus.index(b"")
+            raise WorkloadError(
+                f"a gang cannot train on GPUs and on CPUs together, and worker {without} of "
+                f"{self._size} has no GPU: take gangs of 1, or workers that all have a GPU, or none"
+            )
+        if len(set(gpus)) < self._size or not _dist.is_nccl_available():
             # Ranks that share a GPU: NCCL refuses that, gloo goes by way of the host.
             self._register("cuda", _Kind.GLOO, self._gloo)
         else:
