@@ -168,8 +168,7 @@ class Raising:
         if isinstance(self._workload, SavesMemory):
             self._workload.forget()
         gc.collect()
-        if (cuda := _cuda()) is not None:
-            cuda.empty_cache()
+        give_back_gpu_memory()
         give_back_memory()
 
     def _ran_out(
@@ -239,6 +238,12 @@ def gpu_memory() -> int | None:
         return None
     unused = cuda.memory_reserved() - cuda.memory_allocated()  # PyTorch keeps it for later
     return int(cuda.mem_get_info()[0] + unused)
+
+
+def give_back_gpu_memory() -> None:
+    """Return what PyTorch keeps of the GPU and does not use; does nothing without one."""
+    if (cuda := _cuda()) is not None and gpu_error() is None:
+        cuda.empty_cache()
 
 
 def gpu_error() -> str | None:

@@ -50,7 +50,7 @@ from dagsel.execution.process import (
     torch_threads,
     why_on_cpu,
 )
-from dagsel.execution.raising import Raising, gpu_memory, own_bytes
+from dagsel.execution.raising import Raising, give_back_gpu_memory, gpu_memory, own_bytes
 from dagsel.execution.run_spec import (
     CHANNEL,
     PER_UNIT,
@@ -167,6 +167,7 @@ class TrainingPlugin(WorkerPlugin):
             watch.stop()
         if not _other_runs(worker):
             _profiler(worker, "start")
+            await asyncio.to_thread(give_back_gpu_memory)
         if self.owns_resource and await _is_unused(worker):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import optuna
@@ -19,11 +19,13 @@ from torch.nn.functional import cross_entropy
 import dagsel
 from dagsel.errors import ClusterError
 from dagsel.execution import cluster as module
+from dagsel.execution import raising
 from dagsel.execution.cluster import check_cluster, connect, local_cluster, workers_of
 from dagsel.execution.process import check_gpu_resource, gpus_seen, why_no_gpu
 from dagsel.flows import Grid
 from dagsel.storage import ShardedDataset
 from tests.conftest import Optimize
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -164,15 +166,13 @@ def test_a_trial_after_which_cuda_is_of_no_use_fails_alone(
     optimize: Optimize, digits: ShardedDataset
 ) -> None:
     def model(config: Any) -> torch.nn.Module:
-        from types import SimpleNamespace
-
         import dagsel.execution.raising as on_worker
 
         def fail(*_: Any) -> Any:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
         def spoil(module: Any, inputs: Any) -> None:
-            gpu = SimpleNamespace(is_initialized=lambda: True, mem_get_info=fail)
+            gpu = SimpleNamespace(is_initialized=lambda: True, mem_get_info=fail, empty_cache=fail)
             on_worker._cuda = lambda: gpu
             fail()
 
@@ -198,3 +198,19 @@ def test_a_trial_after_which_cuda_is_of_no_use_fails_alone(
     states = {trial.config["spoils"]: trial.state for trial in run.record.trials.values()}
     assert states == {True: "failed", False: "complete"}
     assert any("restarts, since CUDA refuses all" in note for note in run.record.notes)
+
+
+def test_a_search_gives_a_gpus_memory_back_at_its_end(
+    optimize: Optimize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other libraries on the same workers want it, and PyTorch would keep it."""
+    emptied: list[int] = []
+    gpu = SimpleNamespace(
+        is_initialized=lambda: True, mem_get_info=lambda: (10**10, 10**10),
+        memory_reserved=lambda: 0, memory_allocated=lambda: 0,
+        empty_cache=lambda: emptied.append(1),
+    )  # fmt: skip
+    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+        optimize(cluster=cluster)
+        wait_until(lambda: emptied == [1], "the cache is emptied")
