@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ _NOT_OF_STORE = {
     errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.EFBIG, errno.ENAMETOOLONG,
     errno.ENOMEM,
 }  # fmt: skip
+#: What errors name that lacked memory of the GPU, and not of the host.
+_OF_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|CUSPARSE|CUSOLVER|NCCL|RESOURCE_EXHAUSTED", re.IGNORECASE)
 
 
 class StoreFailedError(Exception):
@@ -178,8 +181,9 @@ class Raising:
         if isinstance(workload, SavesMemory):
             with suppress(Exception):  # the user's own function of the configuration
                 at_once = workload.at_once(config, unit.kind)
-        limit, peak = memory_numbers(self._memory_limit)
-        return RanOut(unit, self._worker, said(error), limit, peak, at_once, halvings)
+        text = said(error)
+        limit, peak = memory_numbers(self._memory_limit, of_gpu=_OF_GPU.search(text) is not None)
+        return RanOut(unit, self._worker, text, limit, peak, at_once, halvings)
 
 
 @contextmanager
@@ -194,13 +198,13 @@ def process_stays() -> Iterator[None]:
         ) from error
 
 
-def memory_numbers(limit: int | None) -> tuple[int | None, int | None]:
+def memory_numbers(limit: int | None, *, of_gpu: bool) -> tuple[int | None, int | None]:
     """Return how many bytes training may take in this process, and how many were taken at most.
 
-    Of the GPU, if there is one; else of the process: by `limit`, or by the system's limits on it.
+    Of the GPU, or of the process: by `limit`, or by the system's limits on it.
     """
     cuda = _cuda()
-    if cuda is not None:
+    if cuda is not None and of_gpu:
         return int(cuda.mem_get_info()[1]), int(cuda.max_memory_allocated())
     bounds = {"VmHWM": limit} if limit else {}
     with suppress(ImportError, ValueError, OSError):  # not everywhere

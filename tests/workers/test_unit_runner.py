@@ -23,7 +23,7 @@ import pytest
 from distributed import Reschedule
 
 from dagsel.dispatch.units import Unit
-from dagsel.errors import CheckpointNotFoundError
+from dagsel.errors import CheckpointNotFoundError, OutOfMemoryError
 from dagsel.execution import raising, state_cache
 from dagsel.execution.raising import Raising, StoreFailedError
 from dagsel.execution.run_spec import RunSpec, StoredResult
@@ -655,3 +655,27 @@ def test_a_worker_to_which_cuda_is_of_no_use_restarts_and_gives_its_units_back(
     assert (leaves, restarted) == (WorkerLeaves("a"), [1])
     assert note.text.startswith("worker 0 at a restarts, since CUDA refuses all that its process")
     assert note.text.endswith("of a trial: CUDA error: device-side assert triggered")
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."), 150),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), 150),
+        (MemoryError("Unable to allocate 1.00 TiB for an array"), 32),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 32),
+    ],
+)
+def test_memory_that_ran_out_is_that_of_the_gpu_or_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, limit: int
+) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    gpu = SimpleNamespace(
+        is_initialized=lambda: True, mem_get_info=lambda: (9, 150), empty_cache=lambda: None,
+        max_memory_allocated=lambda: 8,
+    )  # fmt: skip
+    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    tells = Raising(workers.workload, workers.told.append, worker="0", memory_limit=32)
+    with pytest.raises(OutOfMemoryError), tells.telling(UNIT, {}, 0):
+        raise error
+    assert workers.told[0].raised.ran_out.limit == limit
