@@ -143,6 +143,13 @@ def test_what_is_sent_trains_as_what_is_resident(pieces: bool) -> None:
     assert run(make(device_memory=0), pieces=pieces) == resident
 
 
+def test_samples_are_augmented_on_the_host() -> None:
+    def noise(sample: dict[str, Any], config: Any) -> dict[str, Any]:
+        return {**sample, "x": sample["x"] + 0.1 * torch.randn(sample["x"].shape)}
+
+    assert run(make(augment=noise)) == run(make(augment=noise, device_memory=0))
+
+
 def test_the_devices_random_stream_travels_with_a_state() -> None:
     whole = run(make())
     torch.cuda.manual_seed(99)
@@ -228,6 +235,24 @@ assert not copied_server.is_possible()
 def test_a_process_that_uses_the_gpu_is_not_copied() -> None:
     """A copy could not use it. Who counts GPUs does not use them yet."""
     subprocess.run([sys.executable, "-c", CHECK], check=True)
+
+
+SPOIL = """\
+import torch
+from dagsel.execution.raising import gpu_error
+scores, classes = torch.zeros(2, 3, device="cuda"), torch.tensor([0, 7], device="cuda")
+assert gpu_error() is None
+try:
+    torch.nn.functional.cross_entropy(scores, classes).item()
+except RuntimeError:
+    assert "CUDA error" in gpu_error()
+else:
+    raise AssertionError("a class beyond the scores")
+"""
+
+
+def test_it_is_known_that_cuda_is_of_no_use_any_more() -> None:
+    subprocess.run([sys.executable, "-c", SPOIL], check=True)
 
 
 def test_the_settings_of_the_process_come_back() -> None:
