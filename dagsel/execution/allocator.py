@@ -11,9 +11,11 @@ import contextvars
 import ctypes
 import functools
 import platform
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TypeVar
 
 from distributed import Worker
@@ -104,11 +106,16 @@ def begin_training(worker: Worker, train: Callable[[], None]) -> None:
 
 
 def give_back_memory() -> None:
-    """Return all free memory to the kernel; does nothing without glibc.
+    """Return all free memory to the kernel: what glibc has, and what PyTorch has pinned for a GPU.
 
     Dask pauses a worker whose process is too large, and one that kept its freed memory would stay
     paused.
     """
+    torch = sys.modules.get("torch")
+    give_back_pinned = getattr(getattr(torch, "_C", None), "_host_emptyCache", None)
+    if torch is not None and give_back_pinned is not None and torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # CUDA may be of no use to this process any more
+            give_back_pinned()
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -20,7 +20,7 @@ from distributed import Client, get_worker
 import dagsel
 from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round
-from dagsel.execution.allocator import _glibc, _is_on_main_arena
+from dagsel.execution.allocator import _glibc, _is_on_main_arena, give_back_memory
 from dagsel.flows import RandomSearch
 from dagsel.messages import UnitRecord
 from dagsel.state import State
@@ -211,3 +211,15 @@ def test_blocks_are_mapped_that_are_large_for_the_workers_memory() -> None:
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_what_pytorch_has_pinned_and_does_not_use_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, is_used: bool
+) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_used)
+    give_back = lambda: given_back.append(1)  # noqa: E731
+    monkeypatch.setattr(torch._C, "_host_emptyCache", give_back, raising=False)
+    give_back_memory()
+    assert given_back == [1] * is_used
