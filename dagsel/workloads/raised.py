@@ -92,6 +92,11 @@ _CURES = tuple(
             "numbers count from 0, as in  classes, y = np.unique(y, return_inverse=True)",
         ),
         (
+            r"mix of the legacy and new APIs to set the matmul precision",
+            'precision="tf32" and something that sets fp32_precision of torch.backends do not go '
+            "together: leave the one or the other out",
+        ),
+        (
             r"device-side assert",
             "an index is outside its table on the GPU, often a class for which the model has no "
             "output: train this configuration on the CPU, where the error has the number",

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from dagsel.workloads.raised import Raised, raised
+from dagsel.workloads.torch.speed import multiplying
 
 HERE = Path(__file__).name
 
@@ -66,9 +67,24 @@ def test_the_place_tells_errors_apart_and_not_the_message() -> None:
     assert first.signature != caught(lambda: int("a")).signature
 
 
+def mixed() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with multiplying("tf32", torch.device("cuda")):
+            pass
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 @pytest.mark.parametrize(
     ("fails", "cure"),
     [
+        pytest.param(
+            mixed, 'precision="tf32" and something', marks=pytest.mark.skipif(
+                not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="a PyTorch before"
+            ),
+        ),
         (lambda: torch.nn.Linear(3, 2)(torch.zeros(4, 3).double()), 'x.astype("float32")'),
         (lambda: torch.nn.Conv2d(3, 2, 1)(torch.zeros(4, 3, 2, 2).double()), 'x.astype("float32")'),
         (lambda: torch.nn.LSTM(3, 2)(torch.zeros(4, 3).double()), 'x.astype("float32")'),
