@@ -20,7 +20,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
 from types import FunctionType, MemberDescriptorType
 from typing import Any
@@ -356,6 +356,7 @@ def set_state(made: Any, state: Any) -> None:
         attributes["memory"] = cache
 
 
+@lru_cache(maxsize=4096)
 def _is_method(kind: type, name: str) -> bool:
     # Something of the class that an attribute of the object would hide.
     known = type(inspect.getattr_static(kind, name, None))

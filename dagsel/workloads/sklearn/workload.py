@@ -248,10 +248,14 @@ shard; take an estimator that has it, such as SGDClassifier
         with preserved_streams():
             estimator, _, _ = self._restore(state, config)
             values: dict[str, float] = {}
-            if "score" in names and "score" not in self._metrics:
+            scores = "score" in names and "score" not in self._metrics
+            of_predicted = _score_of_predicted(estimator) if scores else None
+            if scores and of_predicted is None:
                 values["score"] = float(estimator.score(samples, targets))
             if values.keys() != names.keys():
                 predicted = estimator.predict(samples)
+                if of_predicted is not None:
+                    values["score"] = float(of_predicted(targets, predicted))
                 if "accuracy" in names and "accuracy" not in self._metrics:
                     values["accuracy"] = float(np.mean(predicted == targets))
                 for name, metric in means.items():
@@ -375,6 +379,18 @@ shard; take an estimator that has it, such as SGDClassifier
             set_state(estimator, attributes)
             write_streams(decoder.decode(meta["random"]))
         return estimator, classes, meta
+
+
+def _score_of_predicted(estimator: Any) -> Callable[[Any, Any], float] | None:
+    """Return what an estimator's ``score`` makes of targets and predictions; None for its own.
+
+    A sample is predicted once, for the score and for all metrics.
+    """
+    from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.metrics import accuracy_score, r2_score
+
+    known = {ClassifierMixin.score: accuracy_score, RegressorMixin.score: r2_score}
+    return known.get(getattr(type(estimator), "score", None))
 
 
 def _parts(shard: Shard) -> tuple[NDArray[Any], NDArray[Any] | None]:
