@@ -42,7 +42,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -249,12 +249,25 @@ def import_s() -> float:
     return time.perf_counter() - begin
 
 
-def watched(way: str, folder: str, n_trials: int) -> dict[str, Any]:
-    """Run a way in a process of its own; add its seconds, CPU seconds and memory at its peak."""
-    command = [sys.executable, __file__, "--way", way, "--folder", folder, "--trials"]
+class Watched(NamedTuple):
+    """What a program has printed last, and what it has taken with all that it started."""
+
+    told: dict[str, Any]
+    begin: float  # seconds since 1970
+    end: float
+    cpu_s: float
+    peak: int  # bytes of memory
+
+    @property
+    def taken(self) -> dict[str, float]:
+        return {"wall": self.end - self.begin, "cpu": self.cpu_s, "peak": self.peak}
+
+
+def watched(*command: str) -> Watched:
+    """Run a program whose last line is JSON."""
     with tempfile.TemporaryFile() as said:
         begin = time.time()
-        child = subprocess.Popen([*command, str(n_trials)], stdout=said, stderr=said)
+        child = subprocess.Popen(command, stdout=said, stderr=said)
         cpu_s, peak, looks = dict[tuple[int, float], float](), 0, itertools.count()
         while child.poll() is None:
             family = [psutil.Process(child.pid)]
@@ -272,14 +285,21 @@ def watched(way: str, folder: str, n_trials: int) -> dict[str, Any]:
         said.seek(0)
         text = said.read().decode()
     if child.returncode:
-        raise SystemExit(f"{way} failed:\n{text}")
+        raise SystemExit(f"{' '.join(command)} failed:\n{text}")
     told = json.loads(text.strip().splitlines()[-1])
+    return Watched(told, begin, end, sum(cpu_s.values()), peak)
+
+
+def raced(way: str, folder: str, n_trials: int) -> dict[str, Any]:
+    """Run a way in a process of its own; return what it says, and what it has taken."""
+    about = ["--way", way, "--folder", folder, "--trials", str(n_trials)]
+    run = watched(sys.executable, __file__, *about)
+    told = run.told
     if "place" in told:
         place, called, returned = (told.pop(name) for name in ("place", "called", "returned"))
         told |= recorded(place, called, returned, folder)
-        told |= {"first": told["first"] - begin, "last": end - told["last"]}
-    told = {"held": nbytes(folder), **told}
-    return {"wall": end - begin, "cpu": sum(cpu_s.values()), "peak": peak, **told}
+        told |= {"first": told["first"] - run.begin, "last": run.end - told["last"]}
+    return {**run.taken, "held": nbytes(folder), **told}
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -367,7 +387,7 @@ def main() -> int:
         for name, array in arrays(*(read_mnist(args.data) if args.data else digits())).items():
             np.save(f"{folder}/{name}.npy", array)
         for number, way in itertools.product(range(args.rounds), ways):
-            told = watched(way, folder, args.trials)
+            told = raced(way, folder, args.trials)
             if way == "dagsel":
                 told["import"] = import_s()
             results[way].append(told)
