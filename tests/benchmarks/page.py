@@ -38,6 +38,7 @@ PARTS = {
     "peers": "peers.py --rounds 5 {data}",
     "peers-two": "peers.py --rounds 3 --only dagsel,plain {data}",
     "peers-64": "peers.py --trials 64 --rounds 5 --only dagsel,plain {data}",
+    "dask-ml": "dask_ml_race.py --rounds 3 {data}",
     "large-tensors": "large_tensors.py --rounds 3",
     "layouts": "layouts.py --rounds 5",
     "tabular": "tabular.py --rounds 3",
