@@ -337,7 +337,8 @@ def set_state(made: Any, state: Any) -> None:
     """Set the state of an object, as unpickling does; raise a ValueError if it may not be set."""
     if state is None:
         return
-    kind, cache = type(made), getattr(made, "__dict__", {}).get("memory")
+    kind: Any = type(made)
+    cache = getattr(made, "__dict__", {}).get("memory")
     if hasattr(kind, "__setstate__"):
         made.__setstate__(state)
     else:
