@@ -488,7 +488,7 @@ def test_what_cannot_be_recorded_is_not(device: HostDevice, options: dict[str, A
 @pytest.mark.parametrize(
     "options",
     [{}, {"cuda_graphs": True}, {"max_batch": 3}, {"optimizer": lambda p, c: torch.optim.LBFGS(p)}],
-    ids=str,
+    ids=["plain", "graphs", "pieces", "closure"],
 )
 def test_outputs_that_would_be_compared_with_each_target_are_refused(
     device: HostDevice, options: dict[str, Any]
