@@ -101,6 +101,19 @@ def hide(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
+def said_of(url: str, error: BaseException) -> str:
+    """Return what an error says, without the secrets of the URL that it is about; its type if none.
+
+    Examples
+    --------
+    >>> said_of("https://host/x.tar?sig=4711", OSError("403: https://host/x.tar?sig=4711"))
+    '403: https://host/x.tar?***'
+    >>> said_of("https://host/x.tar", TimeoutError())
+    'TimeoutError'
+    """
+    return hide(str(error), secrets_in(url)) or type(error).__name__
+
+
 def hosts_in(url: str) -> list[str]:
     """Return the hosts that a URL reaches, with their schemes; none for a local or cached file.
 

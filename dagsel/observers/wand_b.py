@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import time
@@ -35,12 +36,14 @@ def _named(project: str) -> str:
     return _UNWANTED.sub("_", project)[:_LONGEST]
 
 
-def _once_released(do: Callable[[], T], is_held: Callable[[Exception], bool]) -> T:
-    """Do something that W&B's process for a driver that was killed may still stand in the way of.
+def _once_released(do: Callable[[], T]) -> T:
+    """Do something in whose way W&B's own process for a driver that was killed may still stand.
+
+    It has its runs, and writes into their folders.
 
     Examples
     --------
-    >>> _once_released(lambda: 1, lambda error: True)
+    >>> _once_released(lambda: 1)
     1
     """
     ends_at = time.monotonic() + _RELEASED_S
@@ -48,13 +51,13 @@ def _once_released(do: Callable[[], T], is_held: Callable[[Exception], bool]) ->
         try:
             return do()
         except Exception as error:
-            if not is_held(error) or time.monotonic() > ends_at:
+            writes = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.ENOENT)
+            if not (writes or "is in use" in str(error)) or time.monotonic() > ends_at:
                 raise
             time.sleep(_LOOK_S)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; raises an OSError if another process writes into it meanwhile."""
     if folder.exists():
         shutil.rmtree(folder)
 
@@ -133,14 +136,12 @@ class WandB(Observer):
         self._search, self._runs, self._changed = search, {}, ChangedParams()
         if search.goes_on and self._mode == "offline":
             for old in self._folder.glob(f"wandb/offline-run-*-{search.run}-*"):
-                _once_released(partial(_remove, old), lambda error: isinstance(error, OSError))
+                _once_released(partial(_remove, old))
 
     def trial_began(self, trial: TrialBegan) -> None:
         """Begin a run, or go on with the one that the server has."""
         self._changed.began(trial)
-        self._runs[trial.trial] = _once_released(
-            partial(self._begun, trial), lambda error: "is in use" in str(error)
-        )
+        self._runs[trial.trial] = _once_released(partial(self._begun, trial))
 
     def _begun(self, trial: TrialBegan) -> Any:
         import wandb

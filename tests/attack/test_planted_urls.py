@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.server
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ import optuna
 import pytest
 from distributed import Client
 from lost_scheduler import space, workload
+from served import served
 
 import dagsel
 import dagsel.run
@@ -44,12 +44,8 @@ class Listening(http.server.BaseHTTPRequestHandler):
 def host() -> Iterator[str]:
     """Give the address of a server that must hear nothing."""
     Listening.asked.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listening) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with served(Listening) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

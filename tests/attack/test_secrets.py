@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import logging
-import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from distributed import Client
 from lost_scheduler import space, workload
 from optuna.storages import RDBStorage
+from served import served
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
@@ -247,12 +247,8 @@ class Store(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def store() -> Iterator[str]:
     """Give the URL of a store, with a user and a password."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://me:{SECRET}@127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with served(Store) as address:
+        yield f"http://me:{SECRET}@{address}"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import DagselError, WorkloadError
-from dagsel.storage.urls import hide, secrets_in, without_credentials
+from dagsel.storage.urls import said_of, without_credentials
 from dagsel.workloads.random_streams import own_streams, preserved_streams, seed_streams
 from dagsel.workloads.torch.build import build_unfilled
 from dagsel.workloads.torch.frozen import BaseBuffer, checksums
@@ -329,10 +329,9 @@ def _local(file: str) -> Iterator[tuple[str, str]]:
         raise
     except Exception as error:  # noqa: BLE001 - those of stores are of many kinds
         # Such an error becomes part of the run's record.
-        why = hide(str(error), secrets_in(file)) or type(error).__name__
         raise WorkloadError(
-            f"the base's file {without_credentials(file)} cannot be read here: {why}; each worker "
-            "must reach it"
+            f"the base's file {without_credentials(file)} cannot be read here: "
+            f"{said_of(file, error)}; each worker must reach it"
         ) from None
 
 

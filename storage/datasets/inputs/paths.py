@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import fsspec
 
 from dagsel.errors import DagselError, DatasetInputError
-from dagsel.storage.urls import hide, secrets_in, without_credentials
+from dagsel.storage.urls import said_of, without_credentials
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -57,8 +57,8 @@ def reading_file(file: str) -> Iterator[None]:
     except (DagselError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001
-        why = hide(str(error), secrets_in(file))
-        raise DatasetInputError(f"{without_credentials(file)} cannot be read: {why}") from None
+        told = f"{without_credentials(file)} cannot be read: {said_of(file, error)}"
+        raise DatasetInputError(told) from None
 
 
 def find_files(paths: Any, suffixes: tuple[str, ...]) -> list[str]:
