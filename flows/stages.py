@@ -443,6 +443,8 @@ class StagedSearch(BudgetedFlow):
     def _rest_of_stage(self) -> list[Decision]:
         """Train those that are there, and draw the others of the stage."""
         n_more = sum(self.stage.n_trials) - len(self.state.trials) - sum(self.state.awaited)
+        if not (self._training() or self.state.awaited or n_more > 0):
+            return self._finish("no trial is left to train")  # all its places have complete ones
         more: list[Decision] = [self._ask(n_more)] if n_more > 0 else []
         scale = self._scale(self.stage.n_workers)
         return [*scale, *self._train(), Wake(self._end()), *more]

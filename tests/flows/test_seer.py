@@ -301,6 +301,25 @@ def test_on_two_workers_it_measures_an_epoch_before_it_draws_many() -> None:
     assert set(gangs(begun)) == set(range(2, sum(again.stages[0].n_trials)))
 
 
+def test_a_plan_whose_places_all_have_complete_trials_ends_the_search() -> None:
+    """Its workers would be idle until the stage is over: the others are worse, and stopped."""
+    flow = SEER("64 s", 128, max_epochs=1)
+    flow.start(Context(2, capacity=TWO))
+    flow.handle(Asked((0, 1)))
+    pause(flow, 4.0, {0: 0.5, 1: 0.5})
+    for trial in range(8):
+        stop, *_, ask = flow.handle(Reported(trial, 1, 0.0, {}, 5.0))
+        assert (stop.trial, ask) == (trial, Ask(1))
+        flow.handle(Asked((trial + 2,)))
+    flow.handle(Tick(8.0))
+    flow.handle(Paused(8, 0.5, 8.0, value=0.5))
+    decisions = flow.handle(Paused(9, 0.5, 11.0, value=0.6))  # a pause that takes long
+    (again,) = of(Plan, decisions)
+    assert sum(again.stages[0].n_trials) <= 8
+    assert {stop.trial for stop in of(Stop, decisions)} == {8, 9}
+    assert isinstance(decisions[-1], Finish)
+
+
 def test_slow_epochs_make_fewer_trials_and_fewer_stages() -> None:
     stages = {}
     for epoch_s in (0.1, 2.0, 10.0):
