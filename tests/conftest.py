@@ -93,8 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cost, place = Counter[Path](), dict[Path, float]()
     has_cluster = set[Path]()
     for item in items:
-        is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
-        is_alone = is_there or "cluster" in getattr(item, "fixturenames", ())
+        is_alone = starts_clusters(item.path) or "cluster" in getattr(item, "fixturenames", ())
         if is_alone:
             item.add_marker(pytest.mark.alone)
             has_cluster.add(item.path)
@@ -110,6 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place[path] = before[path in has_cluster] / total[path in has_cluster]
         before[path in has_cluster] += costs
     items.sort(key=lambda item: (place[item.path], -cost[item.path]))
+
+
+@cache
+def starts_clusters(path: Path) -> bool:
+    return any(path.is_relative_to(HERE / place) for place in ALONE)
 
 
 def is_waiting(nodeid: str) -> bool:

@@ -12,9 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from . import tutorials
 
@@ -25,6 +23,8 @@ RUN = [page for page in PAGES if ALL or page.id == "digits"]
 
 @pytest.mark.parametrize("page", PAGES)
 def test_page_and_notebook_say_the_same(page: Path) -> None:
+    import nbformat
+
     notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
     of_page = tutorials.notebook_of(page)
     wrong = f"run python tests/tutorials.py {page.stem}"
@@ -84,6 +84,8 @@ def test_a_figure_becomes_a_picture(tmp_path: Path) -> None:
 
 
 def test_a_page_shows_no_path_of_the_machine_that_made_it(tmp_path: Path) -> None:
+    from nbformat.v4 import new_code_cell, new_notebook, new_output
+
     shown = f"{tmp_path}/a.zarr, {sys.prefix}/bin/python -m dask, /elsewhere/b"
     cell = new_code_cell(
         outputs=[

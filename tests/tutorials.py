@@ -20,13 +20,12 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-
-import jupytext
-import nbformat
-from nbclient import NotebookClient
-from nbformat import NotebookNode
+from typing import TYPE_CHECKING
 
 from dagsel.history.plots.style import plotly
+
+if TYPE_CHECKING:  # Jupyter takes seconds to import, in each process that collects tests
+    from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent.parent / "docs/tutorials"
 #: A code block, and what stands behind it if it has shown something.
@@ -54,6 +53,8 @@ def source_of(page: Path) -> str:
 
 def notebook_of(page: Path) -> NotebookNode:
     """Make the notebook of a page; its cells have not run."""
+    import jupytext
+
     notebook = jupytext.reads(source_of(page), fmt="md")
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     for number, cell in enumerate(notebook.cells):
@@ -69,6 +70,8 @@ def executed(page: Path, folder: Path) -> NotebookNode:
     nbclient.exceptions.CellExecutionError
         A cell has raised.
     """
+    from nbclient import NotebookClient
+
     notebook = notebook_of(page)
     client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
     client.execute()
@@ -143,6 +146,8 @@ def without_paths(notebook: NotebookNode, folder: Path) -> None:
 
 def write(page: Path) -> None:
     """Run a page's notebook; write the notebook, and the page with what it has shown."""
+    import nbformat
+
     with tempfile.TemporaryDirectory() as folder:
         notebook = executed(page, Path(folder))
     draw(notebook)
