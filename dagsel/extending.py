@@ -79,7 +79,7 @@ def extend(
     settings = Settings.from_json(about, folder.url)
     with folder.lock(about["run"]) as lock, hold_observers(call.observers):
         entries, record = read_history(folder, settings, about["run"])
-        _check_ended(record, folder.url)
+        _check_ended(record, settings, folder.url)
         if record.interrupted:  # of what was not reported nothing counts any more
             record.interrupted.clear()
             tidy(record, folder)
@@ -106,15 +106,15 @@ def extend(
         folder.journal.append([turn])
         within = settings.within(more.limits)
         session = Session(within, folder, driver, flow, workload, dataset, record)
-        with interruptible(folder.url) as inbox:
+        with interruptible(session.resume_call) as inbox:
             return opened(session.run(call, lock, inbox), space, flow)
 
 
-def _check_ended(record: Record, url: str) -> None:
+def _check_ended(record: Record, settings: Settings, url: str) -> None:
     if not record.finished:
         raise RunDirError(
             f"{url}: the run has not ended, and only one that has can be extended; go on with it "
-            f"first: dagsel.resume({url!r}, workload=..., space=...)"
+            f"first: {settings.resume_call(url)}"
         )
     why = record.abandoned or record.failed_alike or record.too_little_time
     if why:

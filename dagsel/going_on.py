@@ -223,7 +223,7 @@ def resume(
             if record.too_little_time:
                 raise TooLittleTimeError(record.too_little_time)
             return opened(session.result, space, flow)
-        with interruptible(folder.url) as inbox:
+        with interruptible(session.resume_call) as inbox:
             return opened(session.run(call, lock, inbox), space, flow)
 
 

@@ -16,7 +16,7 @@ logger = logging.getLogger("dagsel")
 
 
 @contextmanager
-def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
+def interruptible(goes_on: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
     """Take Ctrl-C as the command to finish, for as long as the ``with`` block lasts.
 
     A second Ctrl-C raises `KeyboardInterrupt`. Signals come to the main thread alone, and a handler
@@ -25,8 +25,8 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
 
     Parameters
     ----------
-    url
-        The run's folder, for the message.
+    goes_on
+        The call that goes on with the run, for the message.
     inbox
         Where the command is put; None for a new one, which is returned.
     """
@@ -43,8 +43,8 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         logger.warning(
             "Ctrl-C: the search ends at the next batch and returns what it has. Press it again to "
-            "leave at once. Either way dagsel.resume(%r, workload=..., space=...) goes on with it",
-            url,
+            "leave at once. Either way %s goes on with it",
+            goes_on,
         )
         inbox.post(Order(FinishSearch(resumable=True)))
 

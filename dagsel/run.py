@@ -248,7 +248,7 @@ def optimize(
     (True, ['alpha'])
     """
     prepared = _prepared(**locals())
-    with interruptible(prepared.session.folder.url) as inbox:
+    with interruptible(prepared.session.resume_call) as inbox:
         return prepared.run(inbox)
 
 

@@ -182,7 +182,7 @@ class Search(Steerable):
         left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
         look = self._looks_for(until, _LOOK_S)
-        with interruptible(self.run_dir, self._inbox):
+        with interruptible(self._prepared.session.resume_call, self._inbox):
             try:
                 while left_s > 0:
                     self._thread.join(min(left_s, _LOOK_S))
@@ -200,7 +200,7 @@ class Search(Steerable):
         """Let the search end before Python does, as threads that are no daemons do."""
         if not self._ended.done():
             logger.warning("the search in %s goes on; Ctrl-C ends it", self.run_dir)
-            with interruptible(self.run_dir, self._inbox):
+            with interruptible(self._prepared.session.resume_call, self._inbox):
                 self._thread.join()
 
     def cancel(self) -> None:

@@ -160,6 +160,11 @@ class Session:
         """The run as it stands."""
         return Run(self.driver.study, self.settings.metric, self.record, self.workload, self.folder)
 
+    @property
+    def resume_call(self) -> str:
+        """The call that goes on with the run, for messages."""
+        return self.settings.resume_call(self.folder.url)
+
     def orders(self, trial: int, epoch: int) -> tuple[int, ...] | None:
         """Order of a trial's visits, where it is not left to the dispatcher."""
         settings = self.settings
@@ -227,7 +232,7 @@ class Session:
         if self.driver.error is not None:
             self.driver.error.add_note(
                 f"a callback raised it, and so the search has ended; it is kept: {self.result!r}, "
-                f"dagsel.resume({self.folder.url!r}, workload=..., space=...) reads it"
+                f"{self.resume_call} reads it"
             )
             raise self.driver.error
         return self.result
@@ -387,9 +392,7 @@ class Session:
             if is_over:
                 drop_states(self.record, self.folder)
             elif journal.has_entries and self.visits is None and not is_lost:
-                more = "" if self.settings.holds_flow else ", flow=..."
-                resume = f"dagsel.resume({self.folder.url!r}, workload=..., space=...{more})"
-                kept = f"the run is kept: go on with  {self.again or resume}"
+                kept = f"the run is kept: go on with  {self.again or self.resume_call}"
                 if isinstance(error, DagselError) and len(error.args) == 1:
                     error.args = (f"{error}; {kept}",)
                 else:

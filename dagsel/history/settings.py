@@ -22,6 +22,8 @@ from dagsel.planning.small_population import Policy
 from dagsel.steering import SetLimits
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
+from dagsel.study import opens_again
+from dagsel.study.asked import is_optunas
 from dagsel.workloads.base import HasNewDefaults, Workload
 from dagsel.workloads.describe import describe, differences
 
@@ -156,6 +158,15 @@ class Settings:
             return _make(self.flow, self.flow_config) is not None
         except ValueError:
             return False
+
+    def resume_call(self, url: str) -> str:
+        """Return the call that goes on with the run in a folder, with all that it needs."""
+        needs = ["workload=...", "space=..."]
+        if not self.holds_flow:
+            needs.append("flow=...")
+        if not (opens_again(self.home) and is_optunas(self.asked, len(self.directions))):
+            needs.append("study=...")
+        return f"dagsel.resume({url!r}, {', '.join(needs)})"
 
     def make_flow(self, given: Flow | None, url: str = "run_dir") -> Flow:
         """Return the search procedure in its initial state: a fresh one of the user's, if given.

@@ -6,7 +6,7 @@ from optuna.samplers import BaseSampler
 from dagsel.study.checks import Space
 from dagsel.study.driver import Callback, StudyDriver
 from dagsel.study.grid import GridWalk
-from dagsel.study.home import guarded, home_of, open_study
+from dagsel.study.home import guarded, home_of, open_study, opens_again
 from dagsel.study.resume import Adopted, give_up
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "guarded",
     "home_of",
     "open_study",
+    "opens_again",
 ]

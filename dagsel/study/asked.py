@@ -66,6 +66,20 @@ def check_asked(study: optuna.Study, asked: Mapping[str, Mapping[str, str]]) -> 
         logger.warning("%s; the run goes on with that", told)
 
 
+def is_optunas(asked: Mapping[str, Mapping[str, str]], n_metrics: int) -> bool:
+    """Whether a study that is opened anew has what `asked_of` returned of the first one.
+
+    Examples
+    --------
+    >>> study = optuna.create_study(sampler=optuna.samplers.CmaEsSampler())
+    >>> is_optunas(asked_of(study, Traits(sampling="study")), n_metrics=1)
+    False
+    """
+    sampler = TPESampler if n_metrics == 1 else NSGAIISampler
+    fresh = [_by_draws(_described(kind())) for kind in (sampler, MedianPruner)]
+    return all(_by_draws(then) in fresh for then in asked.values())
+
+
 def _described(what: BaseSampler | BasePruner) -> dict[str, str]:
     """Return how a sampler or a pruner was made, but for its seed: runs have their own."""
     held = vars(what)

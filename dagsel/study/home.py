@@ -57,6 +57,17 @@ def home_of(study: optuna.Study) -> str | None:
     return None if isinstance(storage, InMemoryStorage) else f"{_NO_URL}{type(storage).__name__}"
 
 
+def opens_again(home: str | None) -> bool:
+    """Whether a run's folder is enough to open a study's home, which is what `home_of` returned.
+
+    Examples
+    --------
+    >>> opens_again(None), opens_again("sqlite:////data/s.db"), opens_again("mysql://host/s")
+    (True, True, False)
+    """
+    return home is None or (home.startswith((_JOURNAL, "sqlite:///")) and _HIDDEN not in home)
+
+
 def _journal_file(storage: Any) -> Path | None:
     path = getattr(storage._backend, "_file_path", None) if _is_journal(storage) else None
     return None if path is None else Path(path).absolute()

@@ -223,26 +223,30 @@ def test_a_callback_commands_without_waiting_for_itself(
     def command(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         is_held.wait()
         (search,) = searches
-        for call in (search.wait, lambda: search.add({"x": 0.5}), lambda: search.clone(0)):
+        attached = dagsel.attach(search.run_dir)
+        calls = (search.wait, lambda: search.add({"x": 0.5}), lambda: search.clone(0))
+        for call in (*calls, attached.wait, attached.watch, lambda: attached.add({"x": 0.5})):
             with pytest.raises(SearchError) as error:
                 call()
             refused.append(str(error.value).partition(" ")[0])
         search.pause(trial.number)  # it has ended
-        search.finish()
+        attached.finish()
 
     searches.append(start(flow=RandomSearch(max_epochs=2, n_trials=99), callbacks=[command]))
     is_held.set()
     run = searches[0].wait(timeout="1 min")
     assert run.record.finished
     assert len(run.record.trials) < 99
-    assert {*refused} == {"wait()", "add"}
+    assert {*refused} == {"wait()", "watch()", "add"}
     (told,) = [text for text in caplog.messages if "of a callback is not performed" in text]
     assert "cannot be paused: it is complete" in told
 
 
 def test_a_search_that_has_ended_and_that_nobody_holds_is_freed() -> None:
     class Search:
-        session = SimpleNamespace(folder=SimpleNamespace(url="x"), record=SimpleNamespace(run="r"))
+        session = SimpleNamespace(
+            folder=SimpleNamespace(url="x"), record=SimpleNamespace(run="r"), resume_call=""
+        )
 
         def run(self, inbox: Inbox) -> str:
             return "a run"
@@ -351,7 +355,7 @@ def test_a_handler_of_jobqueues_is_taken_for_a_while_and_the_users_is_not(
     theirs.__module__ = module
     before = signal.signal(signal.SIGINT, theirs)
     try:
-        with interruptible("memory://run") as inbox:
+        with interruptible('dagsel.resume("memory://run")') as inbox:
             assert (signal.getsignal(signal.SIGINT) is not theirs) == is_taken
             signal.raise_signal(signal.SIGINT)
             assert (inbox.next() is not None) == is_taken

@@ -8,28 +8,37 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+import optuna
 import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from optuna.samplers import CmaEsSampler, NSGAIISampler
 
 import dagsel.flows
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Context, Decision, Event, Flow
+from dagsel.flow import Context, Decision, Event, Flow, Goal, Traits
 from dagsel.flows import ASHA, PBT, ByConvergence, EarlyStopping, Grid, RandomSearch, Range
 from dagsel.history.settings import _FORMER_NAMES, Settings, _own_flows, flow_config, flow_name
+from dagsel.study.asked import asked_of
 
 SETTINGS = Settings(
     study="s", home=None, sampler="TPESampler", sampler_seed=2**40, direction="maximize",
     metric="accuracy", seed=3, flow="Grid", flow_config={}, data="/d.zarr", data_digest="ab",
     n_shards=4, workload={"class": "a.B", "loss": "f"}, deadline_s=1.5,
 )  # fmt: skip
+GOALS = (Goal("a", "maximize"), Goal("b", "minimize"))
 FLOWS: list[Any] = [
     RandomSearch(max_epochs=2, n_trials=5),
     Grid(max_epochs=1),
     ASHA(max_epochs=9, n_trials=6, mode="stopping", semantics="syne"),
     PBT(max_epochs=3, n_trials=4, mutations={"lr": Range(0.1, 1.0, log=True), "n": [1, 2]}),
 ]
+
+
+def asked(sampler: Any = None) -> dict[str, dict[str, str]]:
+    study = optuna.create_study(sampler=sampler)
+    return asked_of(study, Traits(sampling="study", uses_pruner=True))
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,25 @@ def test_a_flow_of_dagsel_is_made_again_from_its_file(flow: Any) -> None:
     assert again.state == flow.fresh().state != flow.state
     assert settings.make_flow(flow) == flow
     assert flow_name(flow) in dagsel.flows.__all__
+
+
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [
+        ({}, ""),
+        ({"flow": "mine.Flow"}, ", flow=..."),
+        ({"home": "sqlite:////d/s.db", "asked": asked()}, ""),
+        ({"home": "journal:///d/s.log", "asked": asked(CmaEsSampler())}, ", study=..."),
+        ({"asked": asked(NSGAIISampler())}, ", study=..."),
+        ({"goals": GOALS, "asked": asked(NSGAIISampler())}, ""),
+        ({"home": "postgresql://me:***@host/s"}, ", study=..."),
+        ({"home": "none://GrpcStorageProxy"}, ", study=..."),
+    ],
+)
+def test_the_call_that_goes_on_names_all_that_it_needs(change: dict[str, Any], more: str) -> None:
+    flow = {"flow": "RandomSearch", "flow_config": flow_config(FLOWS[0])}
+    call = replace(SETTINGS, **(flow | change)).resume_call("run")
+    assert call == f"dagsel.resume('run', workload=..., space=...{more})"
 
 
 def test_another_flow_is_refused() -> None:
