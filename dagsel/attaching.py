@@ -88,7 +88,8 @@ class Attached(Steerable):
 
     A command returns when it is written to the run's journal, as one of a `Search`. If the driver
     is killed before it has answered, the command stays in the folder. It is performed once, if
-    `dagsel.resume` goes on.
+    `dagsel.resume` goes on. In a callback of the search itself a command returns at once, as that
+    of a `Search`.
 
     Attributes
     ----------
@@ -152,6 +153,7 @@ class Attached(Steerable):
         Run
             As `wait` does.
         """
+        self._check_not_here("watch")
         progress = checked(progress=progress).progress
         run = self.result
         ended = [number for number, trial in run.record.trials.items() if not trial.is_live]
@@ -190,7 +192,10 @@ class Attached(Steerable):
         ------
         TimeoutError
             If it has not ended by then, and `until` is not true.
+        SearchError
+            If a callback of the search calls it, as it does in `watch`.
         """
+        self._check_not_here("wait")
         left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
         look = self._looks_for(until, _LOOK_S)
@@ -201,6 +206,10 @@ class Attached(Steerable):
                 raise TimeoutError(f"the search goes on after {timeout} s; wait longer")
             time.sleep(_LOOK_S)
         return self.result
+
+    @property
+    def _goes_on(self) -> bool:
+        return not read(self._url)[0].record.finished
 
     @short_traceback
     def _command(self, command: UserCommand) -> int | None:

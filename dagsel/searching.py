@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from weakref import WeakMethod
 
-from dagsel.driver.inbox import Inbox, Order
-from dagsel.errors import SearchError
+from dagsel.driver.inbox import Inbox, Order, driven_here
 from dagsel.extending import opened
 from dagsel.history.result import Run
 from dagsel.interrupting import interruptible
@@ -23,7 +22,7 @@ from dagsel.loading import load
 from dagsel.planning.budget import to_seconds
 from dagsel.session import Call, Session
 from dagsel.steerable import Steerable, answer
-from dagsel.steering import AddTrial, CloneTrial, UserCommand
+from dagsel.steering import UserCommand
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import Space
 
@@ -175,10 +174,7 @@ class Search(Steerable):
         SearchError
             If a callback of the search calls it.
         """
-        if self._is_here:
-            raise SearchError(
-                "wait() in a callback would wait for the callback itself; read search.result there"
-            )
+        self._check_not_here("wait")
         left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
         look = self._looks_for(until, _LOOK_S)
@@ -214,33 +210,15 @@ class Search(Steerable):
         >>> run = dagsel.resume("run", workload=workload, space=space)  # doctest: +SKIP
         """
         self._inbox.cancel()
-        if not self._is_here:
+        if driven_here(self.run_dir) is None:
             self._thread.join()
 
     @property
-    def _is_here(self) -> bool:
-        """Whether the search's own thread asks, as in a callback: it must not wait for itself."""
-        return threading.current_thread() is self._thread
+    def _goes_on(self) -> bool:
+        return not self._prepared.session.record.finished
 
     def _command(self, command: UserCommand) -> int | None:
-        if not self._is_here:
-            return answer(self._inbox.post(Order(command)))
-        self._command_later(command)
-        return None
-
-    def _command_later(self, command: UserCommand) -> None:
-        if isinstance(command, AddTrial | CloneTrial):
-            raise SearchError(
-                "add and clone return the number of the new trial, which is drawn when the "
-                "callback has returned: call them in another thread"
-            )
-
-        def tell(done: Future[int | None]) -> None:
-            is_over = self._prepared.session.record.finished
-            if (error := done.exception()) is not None and not is_over:
-                logger.warning("%s of a callback is not performed: %s", command, error)
-
-        self._inbox.post(Order(command)).add_done_callback(tell)
+        return answer(self._inbox.post(Order(command)))
 
 
 def _before_exit(method: WeakMethod[Callable[[], None]]) -> None:

@@ -18,7 +18,7 @@ from dagsel.console import Progress
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
-from dagsel.driver.inbox import Inbox, Order
+from dagsel.driver.inbox import Inbox, Order, driving
 from dagsel.driver.runner import Runner
 from dagsel.errors import (
     AllTrialsFailedError,
@@ -184,6 +184,7 @@ class Session:
             if self.visits is None:  # a replay takes no commands
                 stack.enter_context(Listener(self.folder.control, inbox))
             stack.enter_context(inbox)
+            stack.enter_context(driving(self.folder.url, inbox))
             return self._run(call, lock, inbox)
 
     def _run(self, call: Call, lock: RunLock, inbox: Inbox) -> Run:

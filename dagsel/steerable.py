@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagsel.checks import short_traceback, whole
+from dagsel.driver.inbox import Order, driven_here
 from dagsel.errors import SearchError
 from dagsel.planning.budget import to_seconds
 from dagsel.steering import (
@@ -27,6 +29,8 @@ from dagsel.steering import (
 if TYPE_CHECKING:
     from dagsel.history.result import Run
 
+logger = logging.getLogger("dagsel")
+
 #: A run is read again after so many times as long as reading it has taken.
 READ_PAUSE = 10
 #: As many if somebody waits for what it says.
@@ -34,7 +38,13 @@ _WAIT_PAUSE = 2
 
 
 class Steerable(ABC):
-    """A search that takes commands."""
+    """A search that takes commands.
+
+    In a callback, which the search itself calls, a command returns at once and is performed when
+    the callback has returned. If it cannot be performed, that is said in the log.
+    """
+
+    run_dir: str
 
     @property
     @abstractmethod
@@ -79,7 +89,7 @@ class Steerable(ABC):
         SearchError
             If it has ended, or there is none of this number; nothing changes.
         """
-        self._command(StopTrial(_number(trial)))
+        self._give(StopTrial(_number(trial)))
 
     def pause(self, trial: int) -> None:
         """Pause a trial at its next batch until it is resumed; its state is kept.
@@ -97,7 +107,7 @@ class Steerable(ABC):
         SearchError
             As in `stop`; or it is paused already.
         """
-        self._command(PauseTrial(_number(trial)))
+        self._give(PauseTrial(_number(trial)))
 
     def resume(self, trial: int) -> None:
         """Let a trial go on that was paused, at the sample where it stopped.
@@ -112,7 +122,7 @@ class Steerable(ABC):
         SearchError
             As in `stop`; or `pause` has not paused it.
         """
-        self._command(ResumeTrial(_number(trial)))
+        self._give(ResumeTrial(_number(trial)))
 
     def clone(self, trial: int, /, **changes: Any) -> int:
         """Train a copy of a trial, with some other parameters.
@@ -190,7 +200,7 @@ class Steerable(ABC):
         --------
         >>> search.scale(16)  # doctest: +SKIP
         """
-        self._command(ScaleCluster(whole("n_workers", n_workers, least=1)))
+        self._give(ScaleCluster(whole("n_workers", n_workers, least=1)))
 
     def extend(
         self,
@@ -217,18 +227,49 @@ class Steerable(ABC):
             planned with limits of its own.
         """
         left_s = None if deadline is None else to_seconds("deadline", deadline)
-        self._command(ExtendLimits(left_s, budget))
+        self._give(ExtendLimits(left_s, budget))
 
     def finish(self) -> None:
         """End the search at the next batch, with the best so far; `wait` returns the run."""
-        self._command(FinishSearch())
+        self._give(FinishSearch())
+
+    def _give(self, command: UserCommand) -> int | None:
+        inbox = driven_here(self.run_dir)
+        if inbox is None:
+            return self._command(command)
+        if isinstance(command, AddTrial | CloneTrial):
+            raise SearchError(
+                "add and clone return the number of the new trial, which is drawn when the "
+                "callback has returned: call them in another thread"
+            )
+
+        def tell(done: Future[int | None]) -> None:
+            """Say why it is not performed, if not because the search has ended meanwhile."""
+            if (error := done.exception()) is not None and self._goes_on:
+                logger.warning("%s of a callback is not performed: %s", command, error)
+
+        inbox.post(Order(command)).add_done_callback(tell)
+        return None
+
+    def _check_not_here(self, call: str) -> None:
+        """Raise if this thread would wait for itself."""
+        if driven_here(self.run_dir) is not None:
+            raise SearchError(
+                f"{call}() in a callback would wait for the callback itself; read search.result "
+                "there"
+            )
+
+    @property
+    @abstractmethod
+    def _goes_on(self) -> bool:
+        """Whether the search has not finished."""
 
     @abstractmethod
     def _command(self, command: UserCommand) -> int | None:
         """Give a command; return the number of the trial that came of it, if one did."""
 
     def _new(self, command: UserCommand) -> int:
-        number = self._command(command)
+        number = self._give(command)
         if number is None:
             raise SearchError("the search ended before the trial was drawn; Run.extend draws more")
         return number

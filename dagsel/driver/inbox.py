@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import queue
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from dagsel.errors import SearchCancelledError, SearchError
 from dagsel.steering import UserCommand
+
+_HERE = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,22 @@ class Inbox(AbstractContextManager["Inbox"]):
         with suppress(queue.Empty):
             while True:
                 self._orders.get_nowait().refuse(self._why_closed)
+
+
+@contextmanager
+def driving(url: str, inbox: Inbox) -> Iterator[None]:
+    """Note that this thread drives the run in a folder, for as long as the ``with`` block lasts."""
+    _HERE.inboxes = {**getattr(_HERE, "inboxes", {}), url: inbox}
+    try:
+        yield
+    finally:
+        _HERE.inboxes = {at: it for at, it in _HERE.inboxes.items() if at != url}
+
+
+def driven_here(url: str) -> Inbox | None:
+    """Return the inbox of the run in a folder if this thread drives it, as in a callback.
+
+    Whoever waits there for what the driver does waits for itself.
+    """
+    inbox: Inbox | None = getattr(_HERE, "inboxes", {}).get(url)
+    return inbox
