@@ -23,6 +23,7 @@ from dagsel.steering import (
     CloneTrial,
     Commanded,
     ExtendLimits,
+    FinishSearch,
     PauseTrial,
     ResumeTrial,
     ScaleCluster,
@@ -49,7 +50,12 @@ class Commands:
     _current: Order | None = None  # is being performed
 
     def next(self, seconds: float) -> Turn | None:
-        """Return the next command that can be done, now after so many seconds; None if none is."""
+        """Return the next command that can be done, now after so many seconds; None if none is.
+
+        A callback that has stopped the study has commanded the end.
+        """
+        if self.study.stopped and not self.record.finished:
+            self.inbox.post(Order(FinishSearch()))
         while (order := self.inbox.next()) is not None:
             if order.id in self.record.commands:  # it was given twice
                 order.answer.set_result(self.record.added.get(order.id))

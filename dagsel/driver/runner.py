@@ -408,7 +408,7 @@ class Runner:
         wake_at, clock = self.record.wake_at, self._clock
         if wake_at is not None and clock.seconds >= wake_at and not clock.are_over:
             self._tell(Tick(clock.seconds))
-        if clock.are_over or self.study.stopped:
+        if clock.are_over:
             self._tell(DeadlineReached(clock.seconds))
             self._turn()
             if not self.record.finished:

@@ -522,6 +522,8 @@ def test_a_callback_stops_the_search_in_order(
     assert set(states) <= {"COMPLETE", "PRUNED"}
     assert states.total() < 40
     assert run.record.finished
+    pruned = {trial.reason for trial in run.record.trials.values() if trial.state == "pruned"}
+    assert pruned <= {"the search was ended by the user"}
     assert run.best_value == study.best_value
     assert run.best_model()
 
