@@ -242,6 +242,24 @@ class ChangedParams:
         return {f"params/{k}": float(v) for k, v in numbers.items() if isinstance(v, int | float)}
 
 
+def metrics_beside(epoch: EpochEnded, others: Collection[str]) -> dict[str, float]:
+    """Return the validation metrics of an epoch by the names that they have beside others.
+
+    One that is called as one of the others is ``validation_`` and its name.
+
+    Examples
+    --------
+    >>> metrics = {"accuracy": 0.91, "train_loss": 0.6}
+    >>> epoch = EpochEnded(3, 1, 0.91, metrics, 0.4, seconds=12.0, at=1.7e9)
+    >>> metrics_beside(epoch, ["train_loss"])
+    {'accuracy': 0.91, 'validation_train_loss': 0.6}
+    """
+    return {
+        f"validation_{name}" if name in others else name: value
+        for name, value in epoch.metrics.items()
+    }
+
+
 def tell(observer: Observer, told: Told) -> None:
     """Call the observer's method for what is told."""
     match told:

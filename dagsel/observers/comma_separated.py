@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dagsel.errors import SearchError
-from dagsel.observers.base import Observer
+from dagsel.observers.base import Observer, metrics_beside
 from dagsel.observers.events import EpochEnded, SearchBegan
 from dagsel.storage import disk
 
@@ -25,9 +25,10 @@ class CSV(Observer):
 
     Columns are ``run``, ``trial``, ``epoch`` (from 1), ``seconds`` since the run began,
     ``train_loss``, the validation metrics, and the parameters that the epoch was trained with, as
-    ``param_lr`` for ``lr``. Where a trial brings a parameter or a metric that none had before, the
-    file is written anew with one more column. If the file exists, rows are appended; rows of other
-    runs stay. Several searches may write to one file at once.
+    ``param_lr`` for ``lr``. A metric called as another column is ``validation_`` and its name.
+    Where a trial brings a parameter or a metric that none had before, the file is written anew with
+    one more column. If the file exists, rows are appended; rows of other runs stay. Several
+    searches may write to one file at once.
 
     Parameters
     ----------
@@ -83,11 +84,9 @@ class CSV(Observer):
         place = (str(epoch.trial), str(epoch.epoch))
         if place in self._there:
             return
-        row = {
-            **dict(zip(_FIRST, (self._run, *place, epoch.seconds, epoch.train_loss), strict=True)),
-            **epoch.metrics,
-            **{f"param_{name}": v for name, v in epoch.params.items()},
-        }
+        first = zip(_FIRST, (self._run, *place, epoch.seconds, epoch.train_loss), strict=True)
+        params = {f"param_{name}": value for name, value in epoch.params.items()}
+        row = {**dict(first), **metrics_beside(epoch, {*_FIRST, *params}), **params}
         with _alone(self._path) as file:
             columns = self._columns(file) if _is_whole(file) else []
             if row.keys() <= {*columns}:

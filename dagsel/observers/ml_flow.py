@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.observers.base import ChangedParams, Observer
+from dagsel.observers.base import ChangedParams, Observer, metrics_beside
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
 from dagsel.storage.urls import hide, secrets_in, without_credentials
 
@@ -50,9 +50,9 @@ class MLflow(Observer):
     """Writes a run of MLflow for the search, and one below it for each trial.
 
     The runs of trials have their parameters, and by epoch the validation metrics and
-    ``train_loss``. Numbers among the parameters that the search changes later are metrics, such as
-    ``params/lr``. A trial that was pruned is ``KILLED`` there. Where a search goes on, it goes on
-    in the same runs.
+    ``train_loss``; a validation metric of that name is ``validation_train_loss``. Numbers among the
+    parameters that the search changes later are metrics, such as ``params/lr``. A trial that was
+    pruned is ``KILLED`` there. Where a search goes on, it goes on in the same runs.
 
     Needs ``pip install "dagsel[mlflow]"``.
 
@@ -156,8 +156,8 @@ class MLflow(Observer):
         from mlflow.entities import Metric
 
         run = self._runs[epoch.trial]
-        told = {**epoch.metrics, "train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
-        values = _all_named(told)
+        own = {"train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
+        values = _all_named({**metrics_beside(epoch, own), **own})
         if epoch.trial not in self._there:  # the run is of an earlier process
             last = self._client.get_metric_history(run, "train_loss")
             self._there[epoch.trial] = {metric.step for metric in last}

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from dagsel.checks import choice, shown
 from dagsel.errors import SearchError
-from dagsel.observers.base import ChangedParams, Observer
+from dagsel.observers.base import ChangedParams, Observer, metrics_beside
 from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
 
 T = TypeVar("T")
@@ -65,9 +65,10 @@ def _remove(folder: Path) -> None:
 class WandB(Observer):
     """Writes a run of Weights & Biases for each trial; those of a search are a group.
 
-    A run has the trial's parameters, and by epoch the validation metrics and ``train_loss``.
-    Numbers among the parameters that the search changes later are metrics, such as ``params/lr``.
-    The summary says how the trial has ended.
+    A run has the trial's parameters, and by epoch the validation metrics and ``train_loss``; a
+    validation metric of that name is ``validation_train_loss``. Numbers among the parameters that
+    the search changes later are metrics, such as ``params/lr``. The summary says how the trial has
+    ended.
 
     W&B keeps in memory for a while what it gets, and loses it if the process is killed. Where the
     search goes on, all is sent once more: offline, into new folders in place of the old ones;
@@ -171,9 +172,9 @@ class WandB(Observer):
     def epoch_ended(self, epoch: EpochEnded) -> None:
         """Write its metrics, unless the server has them."""
         run = self._runs[epoch.trial]
-        values = {**epoch.metrics, "train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
+        own = {"train_loss": epoch.train_loss, **self._changed.numbers(epoch)}
         if epoch.epoch >= run.starting_step:
-            run.log(values, step=epoch.epoch)
+            run.log({**metrics_beside(epoch, own), **own}, step=epoch.epoch)
 
     def trial_ended(self, trial: TrialEnded) -> None:
         """End its run; one of before stays open, as the trial may go on."""

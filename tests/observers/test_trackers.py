@@ -56,7 +56,8 @@ def story(run: str = "3f9a", *, is_past: bool = False) -> list[Told]:
         told.append(TrialBegan(trial, params, is_past))
         for epoch in range(1, n_epochs + 1):
             value = trial + epoch / 10
-            metrics = {"accuracy": value, **({"f1": value / 2} if trial == 2 else {})}
+            metrics = {"accuracy": value, "train_loss": 9.0}
+            metrics |= {"f1": value / 2} if trial == 2 else {}
             at = 1.7e9 + trial * 100 + epoch
             now = {**params, "lr": lr(trial, epoch)}
             told.append(EpochEnded(trial, epoch, value, metrics, 1 / epoch, 1.0, at, is_past, now))
@@ -75,6 +76,8 @@ def read_csv(folder: Path) -> Counter[tuple[int, int, str]]:
     for row in rows:
         assert float(row["accuracy"]) == int(row["trial"]) + int(row["epoch"]) / 10
         assert float(row["param_lr"]) == lr(int(row["trial"]), int(row["epoch"]))
+        assert float(row["train_loss"]) == 1 / int(row["epoch"])
+        assert float(row["validation_train_loss"]) == 9.0
         assert row["param_act"] == "relu, or"
         assert row.get("param_depth", "") == ("3" if row["trial"] == "2" else "")
     return Counter((int(row["trial"]), int(row["epoch"]), "accuracy") for row in rows)
@@ -293,6 +296,7 @@ def test_offline_runs_of_wandb_have_each_epoch_and_the_parameters(tmp_path: Path
     for trial, step, values in found:
         assert values["accuracy"] == trial + step / 10
         assert values["train_loss"] == 1 / step
+        assert values["validation_train_loss"] == 9.0
         assert ("f1" in values) == (trial == 2)
         assert values.get("params/lr") == (CHANGED.get(step) if trial == 2 else None)
     configs = wandb_files.configs(tmp_path, "3f9a")
@@ -359,8 +363,9 @@ def test_names_that_mlflow_does_not_take_are_written_otherwise(tmp_path: Path) -
         "acc@3": "acc_3_2",
         "val/f1": "val/f1",
         "/x": "_x",
+        "train_loss": "validation_train_loss",
     }
-    metrics = dict(zip(names, (0.1, 0.2, 0.3, 0.4, 0.5), strict=True))
+    metrics = dict(zip(names, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), strict=True))
     observer = MLflow(uri)
     observer.check()
     for is_past in (False, True):
