@@ -184,7 +184,7 @@ class ShardCache:
             self._fetch(path, shard, parts)
             self._own.add(shard)
             with on_disk(path.parent):
-                return self._mapped(path, parts, self._data.shard_sizes[shard].nbytes)
+                return self._mapped(path, shard, parts, self._data.shard_sizes[shard].nbytes)
         finally:
             unlock(lock)
 
@@ -212,10 +212,10 @@ class ShardCache:
                 with opened(path) as file:
                     _check(file, self._seal(shard), _size(parts))
                 self._own.add(shard)
-            return self._mapped(path, parts, 0)
+            return self._mapped(path, shard, parts, 0)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, DamagedError) as error:
+        except (OSError, ValueError, DamagedError, ShardCorruptError) as error:
             _logger.warning("%s is fetched again from %s: %s", path, self._data.url, error)
             self._own.discard(shard)
             with on_disk(path.parent):
@@ -277,7 +277,9 @@ class ShardCache:
         value: int = google_crc32c.value(place.encode())
         return value
 
-    def _mapped(self, path: Path, parts: list[_Part], fetched_bytes: int) -> MappedShard:
+    def _mapped(
+        self, path: Path, shard: int, parts: list[_Part], fetched_bytes: int
+    ) -> MappedShard:
         with opened(path) as file:
             if os.fstat(file.fileno()).st_size != _size(parts):
                 raise DamagedError("its length has changed")
@@ -292,7 +294,11 @@ class ShardCache:
             found.setdefault((part.split, part.name), []).append(flat.reshape(shape))
         arrays: dict[Split, dict[str, Any]] = {split: {} for split in SPLITS}
         for (split, name), its_parts in found.items():
-            arrays[split][name] = its_parts[0] if len(its_parts) == 1 else ragged_array(*its_parts)
+            try:
+                is_ragged = len(its_parts) > 1
+                arrays[split][name] = ragged_array(*its_parts) if is_ragged else its_parts[0]
+            except DamagedError as error:
+                raise ShardCorruptError(shard, name, self._data.url, str(error), split) from None
         ends = {part.split: _aligned(part.offset + part.n_bytes) for part in parts}
         return MappedShard(path, mapping, arrays, ends, fetched_bytes)
 

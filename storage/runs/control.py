@@ -150,14 +150,25 @@ class Control:
         return id_
 
     def take_answer(self, id_: str) -> dict[str, Any] | None:
-        """Read what came of a command, and remove it; None if nothing has yet."""
+        """Read what came of a command, and remove it; None if nothing has yet.
+
+        Raises
+        ------
+        RunDirError
+            If it cannot be read.
+        """
         key = f"{_FOLDER}/{id_}.answer.json"
         data = self._folder.read(key)
         if data is None:
             return None
         self._folder.remove_file(key)
-        body = json.loads(data)
-        return body if isinstance(body, dict) else {}
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(body := json.loads(data), dict):
+                return body
+        raise RunDirError(
+            f"{self._folder.url}/{key} is damaged, or not dagsel's, so nobody knows what came of "
+            "the command; look at the search, and give the command again if it was not performed"
+        )
 
     def withdraw(self, id_: str, token: str) -> bool:
         """Take a command back that no driver takes any more, as its token is gone; say whether."""

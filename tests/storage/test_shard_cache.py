@@ -283,6 +283,21 @@ def test_damage_in_the_store_is_told_and_nothing_is_kept(
         check(cache.load(0), data, 0)
 
 
+def test_ragged_samples_that_do_not_fit_their_values_are_told(tmp_path: Path) -> None:
+    ids = RaggedArray.of([np.arange(n) for n in (1, 2, 3, 4)])
+    data = ShardedDataset.write(tmp_path / "data.zarr", {"ids": ids}, n_shards=1, ragged=["ids"])
+    key, form = next(iter(data.manifest.forms("train", 0, data.manifest.arrays[0]).items()))
+    with (tmp_path / "data.zarr" / key / form.key).open("wb") as file:  # with right checksums
+        form.encode(file, [np.ones((form.n_samples, *form.shape), form.dtype)])
+    told = "shard 0 .*shapes do not fit the values in 'ids'"
+    with opened(tmp_path / "cache", data) as cache:
+        for _ in range(2):
+            with pytest.raises(ShardCorruptError, match=told):
+                cache.load(0)
+    with pytest.raises(ShardCorruptError, match=told):
+        data.shard(0)
+
+
 # ---- a full disk
 
 

@@ -121,6 +121,14 @@ def test_no_bytes_are_a_command(data: bytes) -> None:
     assert letter.why_not
 
 
+@pytest.mark.parametrize("data", [b"{", b"[]", b"[" * 10**5])
+def test_an_answer_that_is_none_is_named(control: Control, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "commands").mkdir()
+    (tmp_path / "commands" / f"{NAME}.answer.json").write_bytes(data)
+    with pytest.raises(RunDirError, match=rf"commands/{NAME}.answer.json is damaged"):
+        control.take_answer(NAME)
+
+
 def test_other_peoples_files_stay_and_long_ones_are_not_read(
     control: Control, tmp_path: Path
 ) -> None:
