@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 from dagsel.checks import choice
 from dagsel.flows.budgeted import check_staged
@@ -47,7 +47,8 @@ class SEER(StagedSearch):
         ``"paper"`` is the paper's arithmetic. ``"fill"`` also spends what its rounding leaves over:
         on more trials of the first bracket, and on a longer last stage.
     max_epochs
-        A trial that has trained this many is complete, even if time is left; None for no limit.
+        A trial that has trained this many is complete, and another one is drawn in its place; None
+        for no limit.
     price_per_worker_hour
         What an hour of a worker costs, such as ``"2.50 USD"``. Needed if the budget is money,
         such as ``"12.50 USD"``; a bare number is in its currency.
@@ -74,6 +75,7 @@ class SEER(StagedSearch):
     max_workers_per_trial: int | None = None
     min_stage: float | str | None = None
     mode: SeerMode = "fill"
+    refills: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         choice("mode", self.mode, get_args(SeerMode))

@@ -24,7 +24,6 @@ class StagedTrial:
     loss: float = math.inf
     has_value: bool = False  # it was scored, after an epoch or at a pause
     is_paused: bool = True
-    is_done: bool = False  # trained to its last epoch, and stopped
 
 
 @dataclass(slots=True)
@@ -41,6 +40,9 @@ class StagedState:
     # first time takes longer, and is not counted.
     since: tuple[float, float] | None = None
     trials: dict[int, StagedTrial] = field(default_factory=dict)
+    best: tuple[float, int] | None = None  # loss and trial, of those that are complete
+    trained: float = 0.0  # epochs of those that are complete
+    exhausted: bool = False  # the space has no more
     awaited: list[int] = field(default_factory=list)  # of each `Ask` without an answer, how many
     pausing: set[int] = field(default_factory=set)
     n_pausing: int = 0  # trials of the last pause

@@ -7,6 +7,7 @@ import sys
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from dagsel.errors import TooLittleTimeError
 from dagsel.flow import (
@@ -52,11 +53,12 @@ class StagedSearch(BudgetedFlow):
     the time that the longest one took so far (longer if there are more trials on a worker now): if
     something is slower than planned, the stage is shorter, but its end does not move. A search of
     one stage pauses halfway to see how long a pause takes. A trial that has reached `max_epochs` is
-    complete; it stays in the rankings. If it is that before the plan is made once more, one of the
-    others is drawn in its place; likewise for one that fails, as often as the first stage has
-    trials.
+    complete, and leaves its place; if the search `refills`, another one is drawn in it. So is one
+    in the place of one that fails in the first stage, as often as that has trials.
     """
 
+    #: Whether others are drawn for places that are free, such as those of complete trials.
+    refills: ClassVar[bool] = False
     state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
     #: What is done if nothing fails and every worker comes at once, however many they are.
     plan: StagePlan = field(init=False, repr=False, compare=False)
@@ -172,16 +174,22 @@ class StagedSearch(BudgetedFlow):
         state.context, state.n_workers = context, context.n_workers
         state.seconds, state.spent = context.seconds, context.worker_seconds
         plan = state.plan = self.plan_for(context)
-        stage, n_trials = self.stage, sum(self.stage.n_trials)
+        stage = self.stage
         first_s = FIRST_PAUSE * (self.deadline_s - context.seconds)
         if self.measures and stage.seconds > 2 * first_s:
             state.measures_at = stage.begins_s + first_s
-            n_trials = min(n_trials, max(1, stage.n_workers))
-        return [plan, *self._scale(stage.n_workers), Wake(self._end()), self._ask(n_trials)]
+        asks = self._ask(self._n_places())
+        return [plan, *self._scale(stage.n_workers), Wake(self._end()), *asks]
 
-    def _ask(self, n_trials: int) -> Ask:
+    def _n_places(self) -> int:
+        n_trials, measures = sum(self.stage.n_trials), self.state.measures_at is not None
+        return min(n_trials, max(1, self.stage.n_workers)) if measures else n_trials
+
+    def _ask(self, n_trials: int) -> list[Decision]:
+        if n_trials <= 0 or self.state.exhausted:
+            return []
         self.state.awaited.append(n_trials)
-        return Ask(n_trials, self.sampling)
+        return [Ask(n_trials, self.sampling)]
 
     def handle(self, event: Event) -> list[Decision]:
         """Train until the stage is over, then rank and give the best their new workers."""
@@ -199,18 +207,19 @@ class StagedSearch(BudgetedFlow):
     def _answer(self, event: Event) -> list[Decision]:
         state = self.state
         match event:
-            case Asked(trials):
+            case Asked(trials, exhausted):
+                state.exhausted |= exhausted
                 if state.awaited:
                     state.awaited.pop(0)
-                drawn = zip(trials, self._free_places(), strict=False)
+                drawn = [*zip(trials, self._free_places(), strict=False)]
                 state.trials |= {trial: StagedTrial(bracket) for trial, bracket in drawn}
-                if not state.trials:
-                    return self._finish("no trial can be drawn")
-                if not (self._training() or state.awaited):
-                    return self._finish("no trial is left to train")
+                late = list[Decision](Stop(it, "its stage is over") for it in trials[len(drawn) :])
+                if not (state.trials or state.awaited):
+                    told = "no trial is left to train" if state.best else "no trial can be drawn"
+                    return [*late, *self._finish(told)]
                 if state.pausing:  # they begin when it is over
-                    return []
-                begun = [*self._release(), *self._train()]
+                    return late
+                begun = [*late, *self._release(), *self._train()]
                 # Where a pause was timed before: with more trials the next one takes longer.
                 return [*begun, Wake(self._end())] if state.trial_s else begun
             case Reported(trial) if trial in state.trials:
@@ -233,9 +242,6 @@ class StagedSearch(BudgetedFlow):
             case _:
                 return []
 
-    def _training(self) -> dict[int, StagedTrial]:
-        return {trial: one for trial, one in self.state.trials.items() if not one.is_done}
-
     # ---- a stage
 
     def _end(self) -> float:
@@ -243,7 +249,7 @@ class StagedSearch(BudgetedFlow):
         state = self.state
         if state.measures_at is not None:
             return state.measures_at
-        end, n_trials = self.now.ends[state.stage], len(self._training())
+        end, n_trials = self.now.ends[state.stage], len(state.trials)
         pause_s = max(state.pause_s, state.trial_s * n_trials / max(1, state.n_wanted))
         if self.next_stage is None:  # the last stage pays for what the others cost too much
             left = self.cost.worker_seconds - state.spent
@@ -262,15 +268,17 @@ class StagedSearch(BudgetedFlow):
         return [Scale(n_workers)]
 
     def _release(self) -> list[Decision]:
-        wanted = sum(self.now.workers[one.bracket] for one in self._training().values())
+        places = [one.bracket for one in self.state.trials.values()]
+        places += self._free_places()[: sum(self.state.awaited)]
+        wanted = sum(map(self.now.workers.__getitem__, places))
         return self._scale(min(self.stage.n_workers, wanted))
 
     def _train(self) -> list[Decision]:
         """Divide the workers that are there among all that train, the first ones first."""
-        training = self._training()
+        training = self.state.trials
         n_workers = max(1, self.state.n_workers)
         least = min(self.now.workers[0], n_workers)
-        free = max(0, n_workers - least * len(training))
+        free = max(0, n_workers - least * (len(training) + sum(self.state.awaited)))
         turns = whose_turn(training, n_workers)
         decisions: list[Decision] = []
         for trial, one in training.items():
@@ -303,9 +311,10 @@ class StagedSearch(BudgetedFlow):
         return self._train_on(event.trial, one.gang)
 
     def _complete(self, trial: int) -> Stop:
-        one = self.state.trials[trial]
-        one.is_done, one.trained = True, float(one.epochs)
-        return Stop(trial, f"trained to the end, {self.max_epochs} epochs", "complete")
+        state, one = self.state, self.state.trials.pop(trial)
+        state.best = min((one.loss, trial), state.best or (one.loss, trial))
+        state.trained += one.epochs
+        return Stop(trial, f"trained to the end, {one.epochs} epochs", "complete")
 
     def _go_on_without(self, trial: int) -> list[Decision]:
         """Go on after a trial has paused or ended."""
@@ -315,17 +324,14 @@ class StagedSearch(BudgetedFlow):
             return [] if state.pausing else self._rank()
         if state.pausing:
             return []
-        if not self._training():
+        if not state.trials:
             return [] if state.awaited else self._finish("no trial is left to train")
         return [*self._release(), *self._train()]
 
     def _draw_another(self) -> list[Decision]:
-        """Draw a trial in place of a complete one, if the search has begun with some of them."""
-        state = self.state
-        n_drawn = len(state.trials) + sum(state.awaited)
-        if state.measures_at is None or n_drawn >= sum(self.stage.n_trials):
-            return []
-        return [*self._train(), self._ask(1)]
+        """Draw a trial in the place of a complete one."""
+        ask = self._ask(1) if self.refills else []
+        return [*self._train(), *ask] if ask else []
 
     def _draw_for_failed(self) -> list[Decision]:
         """Draw a trial in place of one that has failed before it is known how many there are.
@@ -333,18 +339,19 @@ class StagedSearch(BudgetedFlow):
         Also where no other is left. Else its workers are released.
         """
         state = self.state
-        is_first = state.measures_at is not None or not (self._training() or state.awaited)
+        is_first = state.measures_at is not None or not (state.trials or state.awaited)
         may_be = not state.stage and not state.pausing and is_first
         if not may_be or state.n_replaced >= sum(self.stage.n_trials):
             return []
         state.n_replaced += 1
-        return [*self._train(), self._ask(1)]
+        ask = self._ask(1)
+        return [*self._train(), *ask] if ask else []
 
     # ---- its end
 
     def _pause(self) -> list[Decision]:
         """Evaluate the trials of the brackets that are to be ranked."""
-        state, training = self.state, self._training()
+        state, training = self.state, self.state.trials
         is_first = state.paused_at is None and state.measures_at is None
         state.is_halfway = self.next_stage is None and is_first
         state.paused_at = state.seconds
@@ -371,8 +378,8 @@ class StagedSearch(BudgetedFlow):
         self._time_pause()
         if state.measures_at is not None:
             return self._plan_again()
-        if state.is_halfway and self._training() and self._end() > state.seconds:
-            return [*self._train(), Wake(self._end())]
+        if state.is_halfway and self._end() > state.seconds:
+            return self._rest_of_stage()
         if later is None:
             return self._finish("the last stage is over")
         ranked = sorted(state.trials, key=lambda trial: (state.trials[trial].loss, trial))
@@ -388,26 +395,21 @@ class StagedSearch(BudgetedFlow):
                 value = state.context.loss(state.trials[trial].loss)
                 told = f"{value:.6g}" if math.isfinite(value) else "no finite, feasible value"
                 told = told if state.trials[trial].has_value else "not scored in time, it"
-                if not state.trials[trial].is_done:
-                    decisions.append(Stop(trial, f"stage {state.stage + 1}: {told} {place}"))
+                decisions.append(Stop(trial, f"stage {state.stage + 1}: {told} {place}"))
         state.stage += 1
-        # A trial that is done needs no workers: it takes one of the last places.
         order = [trial for trial in ranked if trial in survivors]
-        order.sort(key=lambda trial: state.trials[trial].is_done)
         state.trials = {trial: state.trials[trial] for trial in order}
         for trial, bracket in self.assign(order).items():
             one = state.trials[trial]
             one.bracket, one.epochs_before = bracket, one.epochs
-        if not self._training():
-            return [*decisions, *self._finish("no trial is left to train")]
-        return [*decisions, *self._release(), *self._train(), Wake(self._end())]
+        return [*decisions, *self._rest_of_stage()]
 
     def _plan_again(self) -> list[Decision]:
         """Plan with what an epoch takes, and draw the trials that there is time for."""
         state = self.state
         assert state.paused_at is not None, "it has paused to measure"
         trials, since = state.trials, state.since
-        trained = sum(one.trained for one in trials.values())
+        trained = state.trained + sum(one.trained for one in trials.values())
         left_s, left = self.deadline_s - state.seconds, self.cost.worker_seconds - state.spent
         if since is None or trained <= since[0]:
             if trained:
@@ -415,7 +417,7 @@ class StagedSearch(BudgetedFlow):
             waits_s = max(FIRST_PAUSE * left_s, state.paused_at - state.context.seconds)
             if waits_s < left_s / 4:  # until then they may still load
                 state.measures_at = state.seconds + waits_s
-                return [*self._train(), Wake(state.measures_at)]
+                return self._rest_of_stage()
         state.measures_at = None
         if since is None or trained <= since[0] or min(left_s, left) <= 0:
             return self._rest_of_stage()
@@ -433,7 +435,6 @@ class StagedSearch(BudgetedFlow):
         stops = [
             Stop(trial, "the plan has no place for it, now that an epoch is timed")
             for trial in ranked[len(places) :]
-            if not trials[trial].is_done
         ]
         state.trials = {trial: trials[trial] for trial in places}
         for trial, bracket in places.items():
@@ -441,13 +442,13 @@ class StagedSearch(BudgetedFlow):
         return [state.plan, *stops, *self._rest_of_stage()]
 
     def _rest_of_stage(self) -> list[Decision]:
-        """Train those that are there, and draw the others of the stage."""
-        n_more = sum(self.stage.n_trials) - len(self.state.trials) - sum(self.state.awaited)
-        if not (self._training() or self.state.awaited or n_more > 0):
-            return self._finish("no trial is left to train")  # all its places have complete ones
-        more: list[Decision] = [self._ask(n_more)] if n_more > 0 else []
-        scale = self._scale(self.stage.n_workers)
-        return [*scale, *self._train(), Wake(self._end()), *more]
+        """Train those that are there, and draw others for the free places of the stage."""
+        state = self.state
+        n_more = self._n_places() - len(state.trials) - sum(state.awaited)
+        more = self._ask(n_more) if self.refills else []
+        if not (state.trials or state.awaited):
+            return self._finish("no trial is left to train")
+        return [*self._release(), *self._train(), Wake(self._end()), *more]
 
     def _time_pause(self) -> None:
         state = self.state
@@ -458,6 +459,8 @@ class StagedSearch(BudgetedFlow):
 
     def _finish(self, reason: str) -> list[Decision]:
         self.state.finished = True
-        scored = [(one.loss, trial) for trial, one in self.state.trials.items() if one.has_value]
+        trials = self.state.trials
+        scored = [(one.loss, trial) for trial, one in trials.items() if one.has_value]
+        scored += [self.state.best] if self.state.best else []
         _, best = min(scored, default=(math.inf, None))
-        return end_all(self._training(), best, reason)
+        return end_all(trials, best, reason)

@@ -209,14 +209,59 @@ def test_workers_of_a_trial_that_fails_are_released() -> None:
     assert gangs(decisions) == {11: 2, 10: 2, 9: 1, 8: 1, 3: 1, 2: 1}
 
 
-def test_a_complete_trial_counts_in_the_ranking_and_needs_no_workers() -> None:
+def test_another_trial_is_drawn_in_the_place_of_a_complete_one() -> None:
+    """Its workers would be idle, or released, and most of the budget unused."""
     flow = example(max_epochs=1)
-    stop, scale = flow.handle(Reported(11, 1, 0.0, {}, 0.5))
-    assert (stop, scale) == (Stop(11, "trained to the end, 1 epochs", "complete"), Scale(15))
-    decisions = end_stage(flow, 10 / 7, [trial for trial in range(12) if trial != 11])
-    # It keeps one of the four places of its bracket, and comes last.
-    assert gangs(decisions) == {10: 2, 9: 2, 8: 1, 3: 1, 2: 1}
-    assert Scale(7) in decisions
+    assert flow.handle(Reported(11, 1, 0.2, {}, 0.5)) == [
+        Stop(11, "trained to the end, 1 epochs", "complete"),
+        Ask(1),
+    ]
+    assert flow.handle(Asked((12,))) == [Train(12, 1)]
+    flow.handle(Tick(10 / 7))
+    flow.handle(Reported(3, 1, 0.1, {}, 1.43))  # its epoch ends as it pauses
+    for trial in (it for it in range(13) if it != 11):
+        decisions = flow.handle(Paused(trial, 0.5, 1.43, value=1.0 - trial / 100))
+    assert gangs(decisions) == {12: 2, 10: 2, 9: 1, 8: 1, 2: 1, 1: 1}
+    assert Scale(8) in decisions
+    assert not of(Ask, decisions), "all places of the next stage are taken"
+    assert flow.handle(Reported(12, 1, 0.3, {}, 2.0))[-1] == Ask(1)
+    ended = flow.handle(DeadlineReached(3.0))
+    assert {stop.outcome for stop in of(Stop, ended)} == {"pruned"}, "the best one is complete"
+
+
+def test_trials_that_are_complete_as_a_stage_ends_leave_their_places_to_others() -> None:
+    flow = example(max_epochs=1)
+    flow.handle(Tick(10 / 7))
+    for trial in range(12):
+        flow.handle(Reported(trial, 1, 0.2, {}, 1.43))
+        decisions = flow.handle(Paused(trial, 1.0, 1.43, value=0.2))
+    assert of(Scale, decisions) == [Scale(8)]
+    assert decisions[-1] == Ask(6), "one for each place of the next stage"
+    begun = gangs(flow.handle(Asked(tuple(range(12, 18)))))
+    assert sorted(begun.values()) == [1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("max_epochs", [1, 3])
+def test_a_last_epoch_changes_how_many_are_tried_and_not_what_it_costs(max_epochs: int) -> None:
+    runs = [
+        dagsel.simulate(
+            SEER(deadline="60 s", budget="2 worker-minutes", max_epochs=most),
+            PowerLaw(epoch_s=1.0),
+            SimulatedCluster(n_workers=2, n_shards=1, max_workers=2),
+            space=lambda trial: {"q": trial.suggest_float("q", 0.0, 1.0)},
+        )
+        for most in (None, max_epochs)
+    ]
+    without, with_last = runs
+    assert with_last.cost == pytest.approx(without.cost, rel=0.02)
+    assert len(with_last.trials()) > 1.5 * len(without.trials())
+
+
+def test_one_that_comes_when_its_stage_is_over_has_no_place() -> None:
+    flow = example(max_epochs=1)
+    flow.handle(Reported(11, 1, 0.2, {}, 1.42))
+    end_stage(flow, 10 / 7, range(11))
+    assert flow.handle(Asked((12,))) == [Stop(12, "its stage is over")]
 
 
 def test_a_small_space_takes_the_best_places() -> None:
@@ -299,26 +344,6 @@ def test_on_two_workers_it_measures_an_epoch_before_it_draws_many() -> None:
     assert gangs(decisions) == {0: 1, 1: 1}
     begun = flow.handle(Asked(tuple(range(2, sum(again.stages[0].n_trials)))))
     assert set(gangs(begun)) == set(range(2, sum(again.stages[0].n_trials)))
-
-
-def test_a_plan_whose_places_all_have_complete_trials_ends_the_search() -> None:
-    """Its workers would be idle until the stage is over: the others are worse, and stopped."""
-    flow = SEER("64 s", 128, max_epochs=1)
-    flow.start(Context(2, capacity=TWO))
-    flow.handle(Asked((0, 1)))
-    pause(flow, 4.0, {0: 0.5, 1: 0.5})
-    for trial in range(8):
-        decisions = flow.handle(Reported(trial, 1, 0.0, {}, 5.0))
-        assert [stop.trial for stop in of(Stop, decisions)] == [trial]
-        assert decisions[-1] == Ask(1)
-        flow.handle(Asked((trial + 2,)))
-    flow.handle(Tick(8.0))
-    flow.handle(Paused(8, 0.5, 8.0, value=0.5))
-    decisions = flow.handle(Paused(9, 0.5, 11.0, value=0.6))  # a pause that takes long
-    (again,) = of(Plan, decisions)
-    assert sum(again.stages[0].n_trials) <= 8
-    assert {stop.trial for stop in of(Stop, decisions)} == {8, 9}
-    assert isinstance(decisions[-1], Finish)
 
 
 def test_slow_epochs_make_fewer_trials_and_fewer_stages() -> None:
