@@ -17,6 +17,7 @@ from dagsel.history.record import Record
 from dagsel.history.report import report_page
 from dagsel.history.search_result import Result
 from dagsel.history.summary import summary_html
+from dagsel.history.trial import TrialRecord
 from dagsel.simulation import PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from tests.browser import chromium
 
@@ -166,6 +167,17 @@ def test_a_report_is_written_whole_to_any_url_or_not_at_all(tmp_path: Path) -> N
     assert before[0].read_text().endswith("</html>\n")
     with pytest.raises(SearchError, match="the report cannot be written to"):
         run.report(before[1] / "report.html")
+
+
+def test_a_report_of_thousands_of_trials_compares_none_of_them_with_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def compare(trial: TrialRecord, other: object) -> bool:
+        raise AssertionError(f"{trial!r} is compared with {other!r}")
+
+    record = searched().record
+    monkeypatch.setattr(TrialRecord, "__eq__", compare)
+    assert "trial 3" in report_page("s", "value", record, None, None, {})  # the one that failed
 
 
 def test_the_data_in_a_page_ends_no_script_and_is_json(report: str) -> None:

@@ -186,7 +186,8 @@ def _cards(metric: str, record: Record, budget: Budget | None) -> str:
 
 def _leaderboard(metric: str, record: Record) -> str:
     order = ranked(record)
-    rest = [t for t in record.trials.values() if t not in order]
+    ranks = {trial.number for trial in order}
+    rest = [trial for trial in record.trials.values() if trial.number not in ranks]
     metrics = [goal.metric for goal in record.goals] or [metric]
     params = list({name: None for trial in record.trials.values() for name in trial.params})
     colour, busy = colours(record), busy_seconds(bars(record))
