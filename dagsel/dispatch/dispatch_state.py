@@ -83,6 +83,9 @@ class DispatchState:
         self.out: list[Instruction] = []  # of the present call
         self.wake_at: float | None = None
         self.trials: dict[int, Trial] = {}
+        # Those with units that are not done or are ready, and perhaps others. A long search has
+        # thousands that are paused, and is not to look at them whenever work is counted.
+        self.busy: dict[int, Trial] = {}
         self.bindings: dict[Unit, Binding] = {}
         self.cut: set[int] = set()  # trials that were stopped inside a shard, and perhaps others
         self.workers = WorkerTable(config.n_shards, config.replicas)
@@ -122,12 +125,13 @@ class DispatchState:
     def recount(self) -> None:
         """Count the remaining work anew."""
         scheduler = self.list_scheduler
-        self.work_left.recount(self.trials, self.now)
+        self.work_left.recount(self.busy, self.now)
+        self.busy = {number: trial for number, trial in self.busy.items() if trial.is_busy}
         self.workers.rank(self.ranks)
         for host in self.workers.values():
             if host.bound:
                 self.time_worker(host)
-        waiting = [trial for trial in self.trials.values() if trial.ready and trial.active is None]
+        waiting = [trial for trial in self.busy.values() if trial.ready and trial.active is None]
         again: dict[int, tuple[int, float]] = {}
         for trial in waiting:
             number = trial.number
@@ -143,6 +147,8 @@ class DispatchState:
         self.openings.check(self.now)
         is_counted = bool(self.trials) and not self.work_left.is_stale
         self.workers.check(self.ranks if is_counted else None)
+        busy = {number for number, trial in self.trials.items() if trial.is_busy}
+        assert busy <= self.busy.keys() <= self.trials.keys(), "a busy trial is not counted as one"
 
     @property
     def ranks(self) -> Mapping[Worker, float]:
@@ -342,6 +348,7 @@ class DispatchState:
     def forget(self, number: int) -> None:
         """End a trial: drop its waiting units, preempt its running ones."""
         trial = self.trials.pop(number, None)
+        self.busy.pop(number, None)
         self.stopped.add(number)
         self.early.pop(number, None)
         self.last_gang.pop(number, None)

@@ -134,7 +134,7 @@ class Dispatcher:
         A trial trains on one at a time, or on its gang, which needs all of its workers at once.
         """
         n_workers, largest, work_s = 0, 0, 0.0
-        for number, trial in self.trials.items():
+        for number, trial in self.state.busy.items():
             allowance = self.state.allowances.get(number, FREE)
             if allowance.held or not trial.open:
                 continue
@@ -255,6 +255,7 @@ class Dispatcher:
                     if unit.kind == "train" and unit.trial == chain.trial:
                         trial.active = unit
         was_open = bool(trial.open)
+        self.state.busy[chain.trial] = trial
         trial.add(chain)
         if trial.partial:
             self.state.cut.add(chain.trial)
@@ -280,6 +281,7 @@ class Dispatcher:
         if unit.kind == "evaluate":
             self.state.add_evaluation(unit)
         elif unit not in trial.ready:
+            self.state.busy[unit.trial] = trial
             trial.note_ready(unit)
             self.state.requeue(trial)
 

@@ -34,6 +34,11 @@ class Trial:
     partial: dict[Unit, int] = field(default_factory=dict)  # shards of interrupted units
     open: dict[int, Epoch] = field(default_factory=dict)  # those with units that are not done
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has units that are not done, or that are ready to be done again."""
+        return bool(self.open or self.ready)
+
     def add(self, chain: Chain) -> None:
         """Add a chain's epochs."""
         for epoch in chain.epochs:

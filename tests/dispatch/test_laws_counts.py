@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean
@@ -23,7 +24,7 @@ from dagsel.dispatch.events import (
     UnitStarted,
     WorkerAdded,
 )
-from dagsel.dispatch.remaining_work import FEW, SHIFT
+from dagsel.dispatch.remaining_work import FEW, SHIFT, RemainingWork
 from dagsel.dispatch.suspicion import Seen, Suspect
 from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.unit_times import COST_VARIANCE, EVALUATION_RATIO, UnitTimes
@@ -55,6 +56,27 @@ def test_what_waits_for_a_worker_is_counted_anew_when_it_drops_a_shard():
         cluster.add_round(Round(0, chains))
         cluster.run()
     assert n_drops > 5
+
+
+def test_trials_that_are_paused_are_not_looked_at_when_work_is_counted(monkeypatch):
+    looked_at: list[int] = []
+    recount = RemainingWork.recount
+
+    def counts(self: RemainingWork, trials: Mapping[int, Trial], now_s: float) -> None:
+        looked_at.append(len(trials))
+        recount(self, trials, now_s)
+
+    monkeypatch.setattr(RemainingWork, "recount", counts)
+    dispatcher = Dispatcher(DispatchConfig(n_shards=2))
+    cluster = VirtualCluster(dispatcher, lambda u, w, s: 2.0)
+    cluster.add_workers({"a": 1.0, "b": 1.0})
+    for number in range(50):  # each trains an epoch, and stays
+        chains = tuple(Chain(trial, range(1, 2), 2) for trial in (2 * number, 2 * number + 1))
+        cluster.add_round(Round(number, chains))
+        cluster.run()
+    assert len(dispatcher.trials) == 100
+    assert len(looked_at) >= 50
+    assert max(looked_at) <= 4  # those of a round, and those that have just ended theirs
 
 
 @BUSY
