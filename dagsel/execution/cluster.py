@@ -23,6 +23,7 @@ from distributed.system import MEMORY_LIMIT
 from dagsel.checks import short_traceback, shown
 from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution import fork_server
+from dagsel.execution.connection import client_to
 from dagsel.execution.held_shards import shards_that_fit
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
@@ -62,7 +63,7 @@ LOCAL_STARTUP_S = 2.5
 TELL_AFTER_S = 2.0
 #: So often it is seen whether workers have come.
 _LOOK_S = 0.02
-_ADDRESS = re.compile(r"[a-z+-]+://.+|[^\s/]+:[0-9]+")
+_ADDRESS = re.compile(r"(?!https?:)[a-z+-]+://.+|[^\s/]+:[0-9]+")  # http:// is a dashboard's
 _TO_SCHEDULER = {"client": "scheduler.address", "cluster": "scheduler_address"}
 _OPTIONS: dict[str, Any] = {
     "threads_per_worker": 2,
@@ -322,9 +323,12 @@ def connect(
         waiting = f"no answer from {address} yet; a scheduler is looked for there for {patience}"
         try:
             with told_if_slow(lambda: waiting):
-                own = Client(address, set_as_default=False)
+                own = client_to(address)
         except (OSError, TypeError, ValueError) as error:
-            raise ClusterError(f"no scheduler at {address}: {error}") from None
+            raise ClusterError(
+                f"no scheduler at {address}: {error}; take the address that it prints as it "
+                "starts, and see that this machine reaches it"
+            ) from None
         with own:
             try:
                 yield own
