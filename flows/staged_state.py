@@ -1,13 +1,11 @@
-"""The state of a search in stages, and whose turn it is where trials are more than workers."""
+"""The state of a search in stages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from dagsel.flow import Context
-from dagsel.flows.budgeted import EPOCHS_AHEAD
 from dagsel.planning.capacity import Plan
 
 
@@ -55,27 +53,3 @@ class StagedState:
     n_billed: int = 0  # the most that were asked for since then
     spent: float = 0.0  # worker-seconds that were asked for so far
     finished: bool = False
-
-
-def whose_turn(training: Mapping[int, StagedTrial], n_workers: int) -> Collection[int]:
-    """Return the trials that may be given epochs now.
-
-    Where there are more than workers they take turns: who has trained most in this stage waits for
-    the others, unless a worker would be idle.
-
-    Examples
-    --------
-    >>> trials = {0: StagedTrial(0, epochs=5), 1: StagedTrial(0), 2: StagedTrial(0)}
-    >>> sorted(whose_turn(trials, 2)), sorted(whose_turn(trials, 3))
-    ([1, 2], [0, 1, 2])
-    """
-    if len(training) <= n_workers:
-        return training
-    n_trained = {trial: one.epochs - one.epochs_before for trial, one in training.items()}
-    least = min(n_trained.values())
-    turns = {trial for trial, n in n_trained.items() if n < least + EPOCHS_AHEAD}
-    busy = {t for t, one in training.items() if one.n_given > one.epochs and not one.is_paused}
-    n_idle = n_workers - len(turns | busy)
-    if n_idle > 0:
-        turns |= {*sorted(training.keys() - turns, key=n_trained.__getitem__)[:n_idle]}
-    return turns

@@ -31,7 +31,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.budgeted import EPOCHS_AHEAD, LAST_PAUSE, BudgetedFlow, end_all
-from dagsel.flows.staged_state import StagedState, StagedTrial, whose_turn
+from dagsel.flows.staged_state import StagedState, StagedTrial
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.capacity import Limits, Plan, PlannedStage, dated
 
@@ -279,13 +279,11 @@ class StagedSearch(BudgetedFlow):
         n_workers = max(1, self.state.n_workers)
         least = min(self.now.workers[0], n_workers)
         free = max(0, n_workers - least * (len(training) + sum(self.state.awaited)))
-        turns = whose_turn(training, n_workers)
         decisions: list[Decision] = []
         for trial, one in training.items():
             more = min(free, self.now.workers[one.bracket] - least)
             free -= more
-            if trial in turns:
-                decisions += self._train_on(trial, least + more)
+            decisions += self._train_on(trial, least + more)
         return decisions
 
     def _train_on(self, trial: int, gang: int) -> list[Decision]:
@@ -295,7 +293,9 @@ class StagedSearch(BudgetedFlow):
         if not (n or one.is_paused or gang != one.gang):
             return []
         one.n_given, one.gang, one.is_paused = until, gang, False
-        return [Train(trial, n, gang=gang)]
+        takes_turns = len(self.state.trials) > self.state.n_workers
+        n_trained = one.epochs - one.epochs_before if takes_turns else 0
+        return [Train(trial, n, -float(n_trained), gang)]
 
     def _note_epoch(self, event: Reported) -> list[Decision]:
         one = self.state.trials[event.trial]
@@ -306,8 +306,6 @@ class StagedSearch(BudgetedFlow):
         if event.epoch == self.max_epochs:
             end = self._complete(event.trial)
             return [end, *(self._draw_another() or self._go_on_without(event.trial))]
-        if len(self.state.trials) > self.state.n_workers and not self.state.pausing:
-            return self._train()  # perhaps it is another one's turn
         return self._train_on(event.trial, one.gang)
 
     def _complete(self, trial: int) -> Stop:

@@ -33,7 +33,6 @@ from dagsel.flow import (
 )
 from dagsel.flows import HyperSched, Lookahead
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
-from dagsel.flows.budgeted import EPOCHS_AHEAD
 from dagsel.flows.seer import SEER
 from dagsel.planning.capacity import ClusterCapacity, Plan
 from dagsel.simulation import PowerLaw, SimulatedCluster
@@ -516,9 +515,17 @@ def test_on_a_small_cluster_all_trials_take_turns_and_the_best_is_there_at_the_e
     ended = trials[trials["reason"].str.startswith("stage 1") & ~measured]
     best = trials.sort_values("param_q").iloc[0]
     assert len(trials) > 4
-    assert ended["epochs"].max() - ended["epochs"].min() <= 2 * EPOCHS_AHEAD
+    assert ended["epochs"].max() - ended["epochs"].min() <= 1
     assert trials["epochs"].min() > 0
     assert best["epochs"] == trials["epochs"].max()
+
+
+def test_those_that_were_trained_least_in_this_stage_come_first() -> None:
+    """A trial was not trained at all in a short first stage, where others had two epochs."""
+    flow = example(n_workers=2)
+    assert flow.handle(Reported(0, 1, 0.3, {}, 0.5)) == [Train(0, 1, priority=-1.0)]
+    decisions = end_stage(flow, 10 / 7, range(12))
+    assert {train.priority for train in of(Train, decisions)} == {0.0}, "a new stage"
 
 
 @pytest.mark.parametrize("flow", [SEER(20, 40), Lookahead(20, 40)])
