@@ -421,12 +421,12 @@ class StagedSearch(BudgetedFlow):
             return self._rest_of_stage()
         n_busy = min(len(trials), max(1, state.n_workers))
         epoch_s = n_busy * (state.paused_at - since[1]) / (trained - since[0])
-        # A score shall not cost more than a part of the training before it.
-        epoch_s = max(epoch_s, 4 * state.trial_s)
+        told = f"an epoch takes about {epoch_s:.3g} worker-seconds"
+        if 4 * state.trial_s > epoch_s:  # a score shall not cost more than a part of the training
+            told, epoch_s = f"{told}, a score {state.trial_s:.3g}", 4 * state.trial_s
         capacity = state.context.capacity
         most = capacity.affordable(left_s, left, state.n_workers)
         plan = self.make_plan(Limits(left_s, left, most, capacity.node_size, epoch_s))
-        told = f"an epoch takes about {epoch_s:.3g} worker-seconds"
         state.plan, state.stage = dated(plan, state.seconds, 0.0, told), 0
         ranked = sorted(trials, key=lambda trial: (trials[trial].loss, trial))
         places = dict(zip(ranked, self.places(), strict=False))
@@ -452,6 +452,8 @@ class StagedSearch(BudgetedFlow):
         state = self.state
         took_s = 0.0 if state.paused_at is None else state.seconds - state.paused_at
         n_workers = max(1, min(state.n_workers, state.n_wanted))
+        if state.measures_at is not None:  # what was first took longer, and is not counted
+            state.pause_s = state.trial_s = 0.0
         state.pause_s = max(state.pause_s, took_s)
         state.trial_s = max(state.trial_s, took_s * n_workers / max(1, state.n_pausing))
 

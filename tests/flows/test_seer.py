@@ -312,12 +312,12 @@ def test_bad_input_is_refused() -> None:
 TWO = ClusterCapacity(most_workers=2)
 
 
-def pause(flow: SEER, at: float, trained: dict[int, float]) -> list[Decision]:
+def pause(flow: SEER, at: float, trained: dict[int, float], took_s: float = 0.0) -> list[Decision]:
     """Pause all trials for their scores; the lower a number, the better it is."""
     asked = flow.handle(Tick(at))
     assert asked == [Pause(trial, evaluate=True) for trial in sorted(trained)]
     for trial, epochs in trained.items():
-        decisions = flow.handle(Paused(trial, epochs, at, value=trial / 100))
+        decisions = flow.handle(Paused(trial, epochs, at + took_s, value=trial / 100))
     return decisions
 
 
@@ -343,6 +343,24 @@ def test_on_two_workers_it_measures_an_epoch_before_it_draws_many() -> None:
     assert gangs(decisions) == {0: 1, 1: 1}
     begun = flow.handle(Asked(tuple(range(2, sum(again.stages[0].n_trials)))))
     assert set(gangs(begun)) == set(range(2, sum(again.stages[0].n_trials)))
+
+
+def test_how_long_the_first_pause_takes_does_not_count() -> None:
+    """What workers do for the first time takes longer; it made of 24 trials 6."""
+    told, n_trials = list[str](), list[int]()
+    for first_s, second_s in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
+        flow = SEER("64 s", 128)
+        flow.start(Context(2, capacity=TWO))
+        flow.handle(Asked((0, 1)))
+        wakes = pause(flow, 4.0, {0: 0.5, 1: 0.5}, first_s)
+        (wake,) = of(Wake, wakes)
+        decisions = pause(flow, wake.seconds, {0: 8.5, 1: 8.5}, second_s)
+        (again,) = of(Plan, decisions)
+        told.append(again.reason)
+        n_trials.append(sum(again.stages[0].n_trials))
+    assert n_trials == [24, 24, 6]
+    assert "a score" not in told[1]
+    assert "a score 1" in told[2]
 
 
 def test_slow_epochs_make_fewer_trials_and_fewer_stages() -> None:
