@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagsel.console import readable_size
-from dagsel.errors import LinkError
+from dagsel.errors import ClusterError, LinkError, ShardCorruptError
 from dagsel.execution.mapped_pages import Pages
 from dagsel.execution.raising import asking_store
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets.manifest import SPLITS, Split
+from dagsel.storage.datasets.manifest import MANIFEST, SPLITS, Split
 from dagsel.storage.mapped_shard import MappedShard
 from dagsel.storage.shard_cache import Hold, ShardCache
 from dagsel.storage.shared_folder import NoRoomError
@@ -209,10 +209,23 @@ class HeldShards:
 
     def _read(self, shard: int, split: Split) -> Any:
         read = self._data.shard if split == "train" else self._data.validation_shard
-        with asking_store(self._data.url):
+        with self._reading():
             arrays = read(shard)
         self.counters.shard_bytes_read += sum(array.nbytes for array in arrays.values())
         return self._workload.prepare(arrays)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with asking_store(self._data.url):
+                yield
+        except ShardCorruptError:
+            if self._data.folder.read(MANIFEST) is not None:
+                raise
+            raise ClusterError(
+                f"cannot reach the data set {self._data.url}: write it to a URL that the driver "
+                "and all workers reach, such as a shared folder or s3://"
+            ) from None
 
     def _from_disk(self, shard: int, *, waits: bool = False) -> Held | None:
         """Map a shard from the disk; None if that has no room for it.
@@ -231,7 +244,7 @@ class HeldShards:
         while True:
             try:
                 self.open()
-                with asking_store(self._data.url):
+                with self._reading():
                     mapped = cache.load(shard)
                 break
             except (LinkError, NoRoomError) as error:

@@ -256,6 +256,11 @@ class TrainingPlugin(WorkerPlugin):
             if "main thread" not in str(error):
                 raise
             return cloudpickle.loads(self.spec.workload)
+        except ModuleNotFoundError as error:
+            raise ClusterError(
+                f"the workload does not load there: {error}; install it on the workers, or send a "
+                "file of yours with client.upload_file"
+            ) from error
 
     def _check_versions(self) -> None:
         for package, version in self.spec.versions.items():

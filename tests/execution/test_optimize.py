@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -334,6 +335,25 @@ def test_a_run_dir_out_of_the_workers_reach_is_named(
 ) -> None:
     with pytest.raises(errors.ClusterError, match=r"cannot reach run_dir memory://only-here"):
         optimize(SyntheticWorkload(), metric="value", run_dir="memory://only-here")
+
+
+def test_a_module_that_workers_cannot_import_is_named(
+    optimize: Optimize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(config: Any) -> torch.nn.Module:
+        return torch.nn.Linear(64, 10)
+
+    here: Any = ModuleType("only_here")
+    model.__module__, model.__qualname__, here.model = "only_here", "model", model
+    monkeypatch.setitem(sys.modules, "only_here", here)
+    with pytest.raises(errors.ClusterError, match="'only_here'; install it on the workers, or"):
+        optimize(torch_workload(model=model))
+
+
+def test_a_data_set_out_of_the_workers_reach_is_named(optimize: Optimize) -> None:
+    data = ShardedDataset.write("memory://here-alone", {"x": np.arange(40)}, n_shards=2)
+    with pytest.raises(errors.ClusterError, match="cannot reach the data set memory://here-alone"):
+        optimize(SyntheticWorkload(), data=data, metric="value")
 
 
 def test_an_address_does_for_a_client(cluster: LocalCluster, optimize: Optimize) -> None:
