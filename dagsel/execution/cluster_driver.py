@@ -240,5 +240,7 @@ class ClusterDriver(ABC):
             self.on_scaled()
 
     def _trouble(self, reason: str) -> None:
+        text = f"scaling the cluster: {reason}"
         with self._changed:
-            self._troubles.append(f"scaling the cluster: {reason}")
+            if text not in self._troubles:  # each try meets it again
+                self._troubles.append(text)

@@ -149,11 +149,10 @@ def test_more_than_the_pools_may_have_is_told_of() -> None:
     with cluster_of(0) as (_, client):
         driver = driver_for(client, None, [Workers("a", "1 USD", most=1), SPOT])
         assert driver.capacity().most_workers == 3
-        assert grown(driver, 5) == {"a": 1, "spot": 2}
-        assert (
-            "more workers were wanted than the pools may have: a 1, spot 2"
-            in (driver.troubles()[0])
-        )
+        for _ in range(2):
+            assert grown(driver, 5) == {"a": 1, "spot": 2}
+        (trouble,) = driver.troubles()  # it is told of once
+        assert "more workers were wanted than the pools may have: a 1, spot 2" in trouble
         with pytest.raises(ClusterError, match="max_cluster_workers=4: workers= has pools for 3"):
             driver.capacity(4)
 
