@@ -134,9 +134,9 @@ class ShardPass:
 
     def log(self, loss: Any) -> None:
         """Report the mean loss of the present batch; costs no synchronization with a GPU."""
-        self._losses[self._done] = loss
-        if len(self._losses) >= FOLD:
+        if len(self._losses) >= FOLD and self._done not in self._losses:  # which may come again
             self._fold()
+        self._losses[self._done] = loss
 
     def _n_due(self) -> int:
         if self.n_after is None:

@@ -21,6 +21,7 @@ from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.abilities import DataOutline
+from dagsel.workloads.batches import Cursor, ShardPass
 from dagsel.workloads.torch.loop import following
 from tests.fused import fused
 
@@ -739,3 +740,13 @@ def test_a_model_that_differentiates_in_its_forward_is_scored() -> None:
     module = workload.restore(state, {})
     wanted = F.mse_loss(module(torch.tensor(x)), torch.tensor(2 * x)).item()
     assert workload.evaluate(state, shard, {}).metrics["loss"] == pytest.approx(wanted)
+
+
+def test_of_two_losses_of_one_batch_the_last_counts(monkeypatch):
+    monkeypatch.setattr("dagsel.workloads.batches.FOLD", 2)
+    begin = Cursor.begin(None, Visit(seed=0, trial=0, epoch=1, shard=0))
+    taken = ShardPass([*"abcde"], [1] * 5, make=str, cursor=begin, should_stop=lambda: False)
+    for _ in taken:
+        taken.log(100.0)
+        taken.log(1.0)
+    assert (taken.loss, taken.cursor.n_logged) == (1.0, 5)
