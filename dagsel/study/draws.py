@@ -206,7 +206,10 @@ def choose(
     trial = ChosenTrial(study, {**over, **params}, number)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna warns of a value that is refused here
-        config = configure(space, trial)
+        try:
+            config = configure(space, trial)
+        except RejectedError as error:
+            raise SearchError(f"{error}; give parameters that it takes") from error
     if unknown := params.keys() - trial.params.keys():
         raise SearchError(
             f"the space does not suggest {', '.join(map(repr, sorted(unknown)))} here; it suggests "

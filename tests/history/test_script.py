@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections.abc import Sequence
 
@@ -25,7 +27,10 @@ from dagsel.flow import (
     Train,
     TrialFailed,
 )
+from dagsel.going_on import _other_configs
+from dagsel.history.record import Record
 from dagsel.history.script import Script, drawn, read_turns
+from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry, Note, SessionBegun, Turn
 
 
@@ -292,3 +297,14 @@ def test_turns_are_read_from_a_journal() -> None:
     turns = [Turn(None, (Ask(2),)), Turn(reported(0, 1), (Stop(0, "x"), Finish()))]
     entries: list[Entry] = [SessionBegun(0.0, 0.0), turns[0], Note("look"), turns[1]]
     assert read_turns([ENTRIES.encode(entry) for entry in entries]) == tuple(turns)
+
+
+def test_a_configuration_with_nan_is_the_same_in_a_replay() -> None:
+    configs = ({"a": math.nan, "b": -math.inf}, {"a": math.nan})
+    written = json.dumps(ENTRIES.encode(Turn(Asked((0, 1), configs=configs), ())))
+    turn = ENTRIES.decode(json.loads(written))
+    now = ({"a": math.nan, "b": -math.inf}, {"a": 1.0})
+    record = Record("run", trials={n: TrialRecord(n, config, {}) for n, config in enumerate(now)})
+    assert isinstance(turn, Turn)
+    (told,) = _other_configs(turn, record)
+    assert told.startswith("trial 1: the space makes {'a': 1.0} of its parameters")

@@ -590,8 +590,12 @@ def test_grid_sampler_is_told_apart_as_it_leaves_out_nothing() -> None:
 
 def test_parameters_that_the_user_gives_and_the_space_rejects_are_named() -> None:
     driver = StudyDriver(make_study(), small, "loss")
-    with pytest.raises(SearchError, match=r"TrialPruned \(too large\) for {'a': 5, 'b': 5}: it"):
+    told = r"TrialPruned \(too large\) for {'a': 5, 'b': 5}: it wants others"
+    with pytest.raises(SearchError, match=told):
         driver.add({"a": 5, "b": 5})
+    with pytest.raises(SearchError, match=rf"{told}; give parameters") as error:
+        driver.complete_params({"a": 5, "b": 5})
+    assert error.type is SearchError
     assert driver.study.trials == []
 
 
