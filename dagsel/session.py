@@ -37,7 +37,7 @@ from dagsel.execution.cluster import (
     workers_of,
 )
 from dagsel.execution.cluster_driver import ClusterDriver
-from dagsel.execution.compatibility import pack_workload, versions_here
+from dagsel.execution.compatibility import pack_workload
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.pools import driver_for
 from dagsel.execution.process import torch_dtype
@@ -259,7 +259,6 @@ class Session:
             self.data,
             self.folder,
             self.settings.seed,
-            versions_here(),
             threads=1 if self.settings.deterministic else self.settings.threads,
             dtype=torch_dtype(),
             hold=call.hold,

@@ -8,7 +8,7 @@ import io
 import math
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,9 @@ from dagsel.errors import (
     WorkloadTransportError,
 )
 from dagsel.execution.answers import silent_workers, within
+
+#: Python's name among the packages whose versions are compared.
+PYTHON = "Python"
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -89,8 +92,10 @@ def _public(version: str) -> str:
 
 def check_versions(
     client: Client, workers: Sequence[str] = (), *, within_s: float = math.inf
-) -> None:
+) -> dict[str, str]:
     """Check that client, scheduler and workers agree in what matters.
+
+    Returns the versions that a worker must have which comes later, as `check_here` takes them.
 
     Parameters
     ----------
@@ -110,7 +115,7 @@ def check_versions(
         If a worker does not answer.
     """
     try:
-        within(within_s, partial(_compare_versions, client))
+        return within(within_s, partial(_compare_versions, client))
     except TimeoutError as error:
         silent = ", ".join(silent_workers(client, workers)) or "one"
         raise ClusterError(
@@ -119,7 +124,25 @@ def check_versions(
         ) from error
 
 
-def _compare_versions(client: Client) -> None:
+def check_here(versions: Mapping[str, str]) -> None:
+    """Raise a `VersionMismatchError` if this process has another version of something.
+
+    A build of torch is compared if its version names one.
+    """
+    for name, version in versions.items():
+        found = _python() if name == PYTHON else importlib.metadata.version(name)
+        if version not in (found, _public(found) if name == "torch" else found):
+            raise VersionMismatchError(
+                f"{name} is {found} there, and the search runs with {version}; install {version} "
+                "there"
+            )
+
+
+def _python() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+def _compare_versions(client: Client) -> dict[str, str]:
 
     # Functions of the standard library: they can be called where dagsel is missing.
     def ask(package: str) -> dict[str, Any]:
@@ -133,6 +156,7 @@ def _compare_versions(client: Client) -> None:
                 answers["scheduler"] = error
         return answers
 
+    versions = versions_here() | {PYTHON: _python()}
     for package, version in versions_here().items():
         builds = dict[str, str]()  # of the package's version, with the first place that has it
         for place, answer in ask(package).items():
@@ -155,9 +179,12 @@ def _compare_versions(client: Client) -> None:
             raise VersionMismatchError(
                 f"{package} is {one} and {other}; install one of these builds on all workers"
             )
-    python = ".".join(platform.python_version_tuple()[:2])
+        if package == "torch":
+            versions[package] = next(iter(builds), _public(version))
+    python = versions[PYTHON]
     for place, answer in client.run(platform.python_version_tuple, on_error="ignore").items():
         if ".".join(answer[:2]) != python:
             raise VersionMismatchError(
                 f"Python is {python} here and {'.'.join(answer[:2])} on {place}; use the same one"
             )
+    return versions

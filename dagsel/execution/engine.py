@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -143,7 +143,8 @@ class DaskEngine:
             self._workforce.ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         patience_s = max(_PATIENCE_S, self.worker_timeout_s)
-        check_versions(self.client, list(found), within_s=patience_s)
+        versions = check_versions(self.client, list(found), within_s=patience_s)
+        self.spec = replace(self.spec, versions=versions)
         plugin = DispatchPlugin(run, self.dispatch, self.client.id)
         try:
             self.client.register_plugin(plugin)

@@ -7,7 +7,6 @@ it owns what runs the units. `train_unit`, `evaluate_unit` and `load_shard` are 
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import math
 import os
@@ -31,14 +30,14 @@ from dagsel import messages
 from dagsel.codec import from_json
 from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.units import Unit
-from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
+from dagsel.errors import ClusterError, WorkerMemoryError
 from dagsel.execution.allocator import (
     begin_training,
     give_back_memory,
     prepare_allocator,
     where_units_train,
 )
-from dagsel.execution.compatibility import is_same
+from dagsel.execution.compatibility import check_here
 from dagsel.execution.held_shards import HeldShards, memory_for_shards, shards_that_fit
 from dagsel.execution.process import (
     QUIET,
@@ -108,7 +107,7 @@ class TrainingPlugin(WorkerPlugin):
         self._worker = worker
         keep_quiet()
         try:
-            self._check_versions()
+            check_here(self.spec.versions)
             workload = await self._load_workload()
             check_gpu_resource(worker.state.total_resources, gpus_seen())
             if text := why_on_cpu(worker.state.total_resources):
@@ -261,14 +260,6 @@ class TrainingPlugin(WorkerPlugin):
                 f"the workload does not load there: {error}; install it on the workers, or send a "
                 "file of yours with client.upload_file"
             ) from error
-
-    def _check_versions(self) -> None:
-        for package, version in self.spec.versions.items():
-            found = importlib.metadata.version(package)
-            if not is_same(package, found, version):
-                raise VersionMismatchError(
-                    f"{package} is {found} there and {version} at the driver; install {version}"
-                )
 
     def _check_store(self) -> None:
         if not self.spec.run_dir.belongs_to(self.spec.run.partition(".")[0]):

@@ -13,7 +13,7 @@ import torch
 from distributed import Client
 
 from dagsel.errors import VersionMismatchError, WorkloadTransportError
-from dagsel.execution.compatibility import check_versions, pack_workload, versions_here
+from dagsel.execution.compatibility import check_here, check_versions, pack_workload, versions_here
 
 
 class Holds:
@@ -63,7 +63,9 @@ class Builds:
 def test_a_driver_may_have_another_build_than_all_workers() -> None:
     version = versions_here()["torch"].partition("+")[0]
     gpu, other = f"{version}+cu130", f"{version}+cu128"
-    check_versions(cast(Client, Builds(gpu, gpu)))
+    needed = check_versions(cast(Client, Builds(gpu, gpu)))
+    assert needed["torch"] == gpu
+    assert check_versions(cast(Client, Builds()))["torch"] == version  # of any build
     told = rf"torch is {version}\+cu130 on tcp.* and {version}\+cu128 on tcp"
     with pytest.raises(VersionMismatchError, match=told):
         check_versions(cast(Client, Builds(gpu, other)))
@@ -71,3 +73,21 @@ def test_a_driver_may_have_another_build_than_all_workers() -> None:
         VersionMismatchError, match=f"here and 2.0.0.+ on .*install {version} there"
     ):
         check_versions(cast(Client, Builds("2.0.0+cu117")))
+
+
+@pytest.mark.parametrize("package", [*versions_here(), "Python"])
+def test_a_worker_that_comes_later_has_the_same_versions(package: str) -> None:
+    needed = check_versions(cast(Client, Builds()))
+    check_here(needed)
+    with pytest.raises(VersionMismatchError, match=f"^{package} is .* there, and the search runs"):
+        check_here(needed | {package: "0.1"})
+
+
+def test_a_worker_that_comes_later_has_the_build_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cu128")
+    for version in ("2.13.0", "2.13.0+cu128"):
+        check_here({"torch": version})
+    with pytest.raises(VersionMismatchError, match=r"torch is 2.13.0\+cu128 there.*\+cu130"):
+        check_here({"torch": "2.13.0+cu130"})
