@@ -89,7 +89,7 @@ def _row(record: Record, course: Course, row: PlanRow, planned: PlanSpan) -> Ite
             n, of = done.n_trials, planned.n_trials
             is_cut = any(abs(_begin(plan) - planned.ends_s) < 1e-6 for _, plan in record.plans[1:])
             again = "; it was planned again before its end" if is_cut else ""
-            yield f"{name} trained {_count(n, 'trial')}, not {of}{_failed(record, done)}{again}"
+            yield f"{name} trained {_count(n, 'trial')}, not {of}{_ended(record, done)}{again}"
         why = _why_others(course, done, planned.n_workers)
         if why:
             yield f"{name} had {_range(course, done)}, not {amount(planned.n_workers)}: {why}"
@@ -101,12 +101,15 @@ def _row(record: Record, course: Course, row: PlanRow, planned: PlanSpan) -> Ite
         )
 
 
-def _failed(record: Record, done: PlanSpan) -> str:
+def _ended(record: Record, done: PlanSpan) -> str:
     ends: dict[int, float] = {}
     for one in record.trained:
         ends[one.trial] = max(one.end, ends.get(one.trial, 0.0))
-    n = sum(done.begins_s <= ends.get(t.number, 0.0) < done.ends_s for t in record.failures)
-    return f"; {n} failed" if n else ""
+    here = {trial for trial, end in ends.items() if done.begins_s <= end < done.ends_s}
+    n_failed = len(here & {trial.number for trial in record.failures})
+    n_whole = sum(record.trials[trial].reason.startswith("trained to the end") for trial in here)
+    told = f"; {n_whole} trained to the end" if n_whole else ""
+    return told + (f"; {n_failed} failed" if n_failed else "")
 
 
 def _range(course: Course, done: PlanSpan) -> str:

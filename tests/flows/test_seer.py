@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -254,6 +255,9 @@ def test_a_last_epoch_changes_how_many_are_tried_and_not_what_it_costs(max_epoch
     without, with_last = runs
     assert with_last.cost == pytest.approx(without.cost, rel=0.02)
     assert len(with_last.trials()) > 1.5 * len(without.trials())
+    n_whole = with_last.trials()["reason"].str.startswith("trained to the end").sum()
+    told = re.findall(r"Stage .*; (\d+) trained to the end", str(with_last.plan))
+    assert sum(map(int, told)) == n_whole > 0
 
 
 def test_one_that_comes_when_its_stage_is_over_has_no_place() -> None:
