@@ -102,8 +102,8 @@ class Journal:
         except OSError as error:
             text = self._folder.hide(str(error))
             failed = RunDirError(
-                f"cannot append to the journal of {self._folder.url}: {text}; make room there, "
-                "and go on with dagsel.resume"
+                f"cannot append to the journal of {self._folder.url}: {text}; mend that, and "
+                "go on with dagsel.resume"
             )
             failed.errno = error.errno  # a full disk may have room again
             raise failed from None

@@ -214,7 +214,7 @@ def test_two_drivers_cannot_both_append(place: Any) -> None:
     one, two = Journal(place.url, place.options), Journal(place.url, place.options)
     one.append(group(0))
     two.append(group(1))
-    with pytest.raises(RunDirError, match="another process writes to it too"):
+    with pytest.raises(RunDirError, match="another process writes to it too; mend that"):
         one.append(group(2))
     assert Journal(place.url, place.options).read() == group(0) + group(1)
 
