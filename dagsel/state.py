@@ -425,39 +425,41 @@ def unflatten(
     >>> unflatten({"w": {"$": "tensor", "name": "w"}, "step": 4}, {"w": [0.0, 1.0]}.get)
     {'w': [0.0, 1.0], 'step': 4}
     """
-
-    def decode(node: Any) -> Any:
-        """Return the node that was encoded so."""
-        if isinstance(node, list):
-            return [decode(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        items = node.get("items", [])
-        match node.get("$"):
-            case None:
-                return {key: decode(value) for key, value in node.items()}
-            case "tensor":
-                return from_tensor(node["name"])
-            case "array":
-                return (from_array or from_tensor)(node["name"])
-            case "numpy":
-                dtype = np.dtype(node["dtype"])
-                if dtype.kind not in "biufcmMSU":
-                    raise CheckpointCorruptError(f"a state holds a number of dtype {dtype}")
-                return dtype.type(node["value"])
-            case "counter":
-                return Counter(dict(decode(items)))
-            case "ordered":
-                return OrderedDict(decode(items))
-            case "dict":
-                return dict(decode(items))
-            case "tuple" | "set" | "frozenset" as kind:
-                return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(items))
-            case "deque":
-                return deque(decode(items), node["maxlen"])
-            case "bytes":
-                return base64.b64decode(node["base64"])
-            case kind:
-                raise CheckpointCorruptError(f"a state names an unknown container {kind!r}")
-
-    return decode(tree)
+    # A function inside this one that calls itself would be a cycle of references: what the readers
+    # hold, a whole state, would stay until Python collects garbage.
+    if isinstance(tree, list):
+        return [unflatten(item, from_tensor, from_array) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if (kind := tree.get("$")) is None:
+        return {key: unflatten(value, from_tensor, from_array) for key, value in tree.items()}
+    node: dict[str, Any] = tree
+    items = unflatten(node.get("items", []), from_tensor, from_array)
+    match kind:
+        case "tensor":
+            return from_tensor(node["name"])
+        case "array":
+            return (from_array or from_tensor)(node["name"])
+        case "numpy":
+            dtype = np.dtype(node["dtype"])
+            if dtype.kind not in "biufcmMSU":
+                raise CheckpointCorruptError(f"a state holds a number of dtype {dtype}")
+            return dtype.type(node["value"])
+        case "counter":
+            return Counter(dict(items))
+        case "ordered":
+            return OrderedDict(items)
+        case "dict":
+            return dict(items)
+        case "tuple":
+            return tuple(items)
+        case "set":
+            return set(items)
+        case "frozenset":
+            return frozenset(items)
+        case "deque":
+            return deque(items, node["maxlen"])
+        case "bytes":
+            return base64.b64decode(node["base64"])
+        case _:
+            raise CheckpointCorruptError(f"a state names an unknown container {kind!r}")

@@ -9,7 +9,9 @@ lacking, it is known as that; nothing else is.
 from __future__ import annotations
 
 import errno
+import gc
 import pickle
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,30 @@ def make(kind: Any, parameters: Any, config: Any) -> torch.optim.Optimizer:
 def train(work: dagsel.TorchWorkload) -> Any:
     shard = work.prepare({"x": X, "y": Y})
     return work.train(work.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0)), shard
+
+
+def test_a_unit_leaves_nothing_until_garbage_is_collected() -> None:
+    """Else a worker may have the weights and moments of several units in its memory."""
+    made = list[Any]()
+
+    def model(config: Any) -> torch.nn.Module:
+        module = mlp(config)
+        made.append(weakref.ref(next(module.parameters())))
+        return module
+
+    work = workload(model=model)
+    gc.disable()
+    try:
+        trained, shard = train(work)
+        for _ in range(2):
+            work.forget()  # so that it is built from its state
+            trained = work.train(trained.state, shard, {}, visit=Visit(0, 0, 1, 0))
+        work.evaluate(trained.state, shard, {})
+        work.forget()
+        assert len(made) > 3
+        assert not any(weight() is not None for weight in made)
+    finally:
+        gc.enable()
 
 
 # ---- half the samples at once
