@@ -42,6 +42,7 @@ from dagsel.workloads.memory import (
     with_halved,
 )
 from dagsel.workloads.raised import RanOut
+from dagsel.workloads.torch.state import capture
 
 X = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -92,6 +93,19 @@ def test_a_unit_leaves_nothing_until_garbage_is_collected() -> None:
         assert not any(weight() is not None for weight in made)
     finally:
         gc.enable()
+
+
+def test_gradients_make_room_for_the_state_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = list[Any]()
+
+    def watched(module: torch.nn.Module, *given: Any, **more: Any) -> Any:
+        left.extend(parameter.grad for parameter in module.parameters())
+        return capture(module, *given, **more)
+
+    monkeypatch.setattr("dagsel.workloads.torch.workload.capture", watched)
+    train(workload())
+    assert left
+    assert set(left) == {None}
 
 
 # ---- half the samples at once

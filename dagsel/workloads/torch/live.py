@@ -146,7 +146,7 @@ class LiveTrials:
         state = captured.state
         if trial.outline is None or state.nbytes > MOST_BYTES or not _is_plain(trial):
             return
-        _drop_gradients(trial.module)
+        drop_gradients(trial.module)
         try:
             steps = self._outlines.of(_steps(trial))
         except UnknownError:
@@ -187,7 +187,7 @@ class LiveTrials:
                 self._kept.remove(kept)  # for good if it is not as it was
                 if not (self._is_as_it_was(kept, about) and kept.is_of(state, steps=steps)):
                     return None
-                _drop_gradients(kept.trial.module)
+                drop_gradients(kept.trial.module)
                 self.n_used += 1
                 return kept
         return None
@@ -207,7 +207,8 @@ def _set_streams(streams: dict[str, Any], device: torch.device) -> None:
     write_streams(streams)
 
 
-def _drop_gradients(module: torch.nn.Module) -> None:
+def drop_gradients(module: torch.nn.Module) -> None:
+    """Free the gradients of a module."""
     for parameter in module.parameters():
         parameter.grad = None
 
