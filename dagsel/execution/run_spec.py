@@ -112,7 +112,8 @@ class RunSpec:
     dtype: str | None = None  # PyTorch's default one; None leaves it as it is
     shard_share: float = 0.5  # share of a worker's memory limit that its shards may take
     copy_share: float = 0.1  # likewise, where each shard would have a holder without this worker
-    # Share of a worker's memory limit past which states wait in the store alone.
+    # Share of a worker's memory limit past which states wait in the store alone; the next unit
+    # counts.
     state_share: float = 0.65
     hold: Hold = "auto"  # where workers hold shards
     # Folder on each worker's machine for shards on its disk; None for one beside Dask's own.

@@ -31,6 +31,9 @@ _WAITED_FOR = {errno.ENOSPC, errno.EDQUOT}
 _SCORING: dict[str, Scoring] = {"evaluate": "epoch", "check": "check"}
 #: One more state of that size never makes a worker short of memory. To ask costs it 0.15 ms.
 _LITTLE = 1_000_000
+#: What the next unit takes, in states of that size: parameters, gradients and moments are 2 to 2.3
+#: with common optimizers, and the state that it ends with is one more.
+_OF_A_UNIT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class StateCache:
     n_shards
         Shards of the data set, which are the training units of an epoch.
     is_short_of_memory
-        Whether states had better wait in the store alone.
+        Whether states had better wait in the store alone if a unit is to take so many bytes.
     sleep
         Waits so many seconds.
 
@@ -78,7 +81,7 @@ class StateCache:
         self,
         store: CheckpointStore,
         n_shards: int,
-        is_short_of_memory: Callable[[], bool],
+        is_short_of_memory: Callable[[int], bool],
         *,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -168,7 +171,7 @@ class StateCache:
         place = (unit.trial, unit.epoch, unit.position)
         self._ask(lambda: store.save(*place, buffer, meta, partial=True))
         self.warm.pop(unit, None)
-        if not self._is_short_of_memory():
+        if not self._is_short_beside(state):
             self.warm[unit] = Warm(state, binding.shard, binding.n_pieces + 1)
 
     def save(
@@ -223,17 +226,21 @@ class StateCache:
                 return
 
     def has_room_beside(self, state: State | StoredResult) -> bool:
-        """Whether there is memory for the state that is trained from this one, while it stays."""
+        """Whether there is memory for the next unit while this state stays."""
         is_little = isinstance(state, State) and state.nbytes <= _LITTLE
-        return is_little or not self._is_short_of_memory()
+        return is_little or not self._is_short_beside(state)
 
     def keep(self, unit: Unit, state: State) -> State | StoredResult:
         """Keep a state in memory, or in the store alone when memory is short."""
-        if self._is_short_of_memory():
+        if self._is_short_beside(state):
             give_back_memory()
-            if self._is_short_of_memory():
+            if self._is_short_beside(state):
                 return StoredResult(unit.trial, unit.epoch, unit.position)
         return state
+
+    def _is_short_beside(self, state: State | StoredResult) -> bool:
+        n_bytes = state.nbytes if isinstance(state, State) else 0
+        return self._is_short_of_memory(_OF_A_UNIT * n_bytes)
 
     def _ask(self, call: Callable[[], T]) -> T:
         """Ask the store; wait while its disk is full, and shortly for whatever else fails there."""

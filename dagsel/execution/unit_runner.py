@@ -72,7 +72,8 @@ class UnitRunner:
     tell_surely
         Likewise; returns when it knows.
     is_short_of_memory
-        Whether the worker's states had better wait in the store alone.
+        Whether the worker's states had better wait in the store alone if a unit is to take so many
+        bytes.
     shards
         Holds the shards; by default in memory.
     raising
@@ -89,7 +90,7 @@ class UnitRunner:
         address: str,
         tell: Callable[[Notice], None],
         tell_surely: Callable[[Notice], None],
-        is_short_of_memory: Callable[[], bool],
+        is_short_of_memory: Callable[[int], bool],
         shards: HeldShards | None = None,
         raising: Raising | None = None,
         in_turn: Callable[[Callable[[], Any]], Any] = lambda call: call(),

@@ -323,10 +323,11 @@ class TrainingPlugin(WorkerPlugin):
                 rpc, loop = self._worker.rpc, self._worker.loop
                 loop.call_later(LOST_AFTER_S, rpc.remove, address)
 
-    def _is_short_of_memory(self) -> bool:
+    def _is_short_of_memory(self, n_bytes: int) -> bool:
+        """Whether states had better wait in the store alone if a unit is to take so many bytes."""
         limit = self._worker.memory_manager.memory_limit
         used = self._worker.monitor.get_process_memory()
-        return limit is not None and used > self.spec.state_share * limit
+        return limit is not None and used + n_bytes > self.spec.state_share * limit
 
     async def _go_on(self) -> None:
         """Have a worker that Dask has paused go on; say so if that does not help."""

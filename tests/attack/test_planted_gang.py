@@ -60,7 +60,7 @@ def test_a_rank_does_not_unpickle_what_its_leader_sends(tmp_path: Path, mark: Pa
         address="tcp://127.0.0.1:1",
         tell=lambda notice: None,
         tell_surely=lambda notice: None,
-        is_short_of_memory=lambda: False,
+        is_short_of_memory=lambda _: False,
     )
     runner.load(0)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from dagsel.execution.raising import StoreFailedError
 from dagsel.execution.run_spec import StoredResult
 from dagsel.execution.state_cache import Found, StateCache
 from dagsel.messages import Assignment, StoredState
-from dagsel.state import State
+from dagsel.state import State, Tensor
 from dagsel.storage import CheckpointStore
 
 N_SHARDS = 3
@@ -60,7 +61,7 @@ def damage(store: CheckpointStore, place: tuple[int, int]) -> None:
 
 
 def cache(store: CheckpointStore) -> StateCache:
-    return StateCache(store, N_SHARDS, lambda: False)
+    return StateCache(store, N_SHARDS, lambda _: False)
 
 
 @given(
@@ -180,10 +181,22 @@ def test_a_store_that_fails_for_a_moment_is_waited_for(
         return save_first(*given)
 
     monkeypatch.setattr(CheckpointStore, "save_first", fails_at_first)
-    kept = StateCache(store, N_SHARDS, lambda: False, sleep=pauses.append)
+    kept = StateCache(store, N_SHARDS, lambda _: False, sleep=pauses.append)
     unit, stored = Unit("train", 0, 1, 0), stored_at((1, 0), (0,))
     assert kept.save(unit, saved, stored, Assignment(shard=0))[1]
     assert pauses == [0.1, 0.2, 0.4]
+
+
+@pytest.mark.parametrize(("n_left", "kind"), [(3, State), (2, StoredResult)])
+def test_a_state_waits_in_the_store_where_the_next_unit_would_have_no_room_beside_it(
+    tmp_path: Path, n_left: int, kind: type
+) -> None:
+    """A unit takes about three times its state: parameters, gradients, moments, the next one."""
+    large = State.pack({"w": Tensor.from_numpy(np.zeros(250_000))}, {})
+    room = n_left * large.nbytes
+    kept = StateCache(CheckpointStore(str(tmp_path)), N_SHARDS, lambda n_bytes: n_bytes > room)
+    assert isinstance(kept.keep(Unit("train", 0, 1, 0), large), kind)
+    assert kept.has_room_beside(large) is (kind is State)
 
 
 @pytest.mark.parametrize("what", ["ask", "load", "recover"])
@@ -197,7 +210,7 @@ def test_a_store_that_cannot_be_read_fails_the_worker_and_no_unit(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(CheckpointStore, "load", fail)
-    kept = StateCache(store, N_SHARDS, lambda: False, sleep=pauses.append)
+    kept = StateCache(store, N_SHARDS, lambda _: False, sleep=pauses.append)
     calls = {
         "ask": lambda: kept.input(Unit("train", 0, 1, 1), None),
         "load": lambda: kept.load(StoredResult(0, 1, 0)),

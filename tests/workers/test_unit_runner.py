@@ -62,7 +62,7 @@ class Workers:
         self.told: list[Any] = []
 
     def come(
-        self, address: str, is_short_of_memory: Callable[[], bool] = lambda: False
+        self, address: str, is_short_of_memory: Callable[[int], bool] = lambda _: False
     ) -> UnitRunner:
         made = UnitRunner(
             self.spec,
@@ -373,7 +373,7 @@ def test_a_task_trains_on_where_memory_is_short_only_with_a_small_state(
     """While the next unit trains there is one more state; a small one makes no difference."""
     workers = Workers(tmp_path, n_batches=1)
     workers.workload = SyntheticWorkload(state_bytes=state_bytes)
-    worker = workers.come("a", is_short_of_memory=lambda: True)
+    worker = workers.come("a", is_short_of_memory=lambda _: True)
     _, done = worker.train(UNIT, Assignment(shard=0, then=(1,)), {}, None)
     assert len(done) == n_trained
 
@@ -446,7 +446,7 @@ def test_the_next_unit_may_train_while_a_state_is_stored_unless_memory_is_short(
 ) -> None:
     workers = Workers(tmp_path, n_batches=1)
     workers.workload = SyntheticWorkload(n_batches=1, state_bytes=state_bytes)
-    worker = workers.come("a", is_short_of_memory=lambda: is_short)
+    worker = workers.come("a", is_short_of_memory=lambda _: is_short)
     told, save = list[bool](), CheckpointStore.save_first
 
     def take_turn() -> None:
@@ -556,7 +556,7 @@ def test_a_task_scores_no_more_shards_when_memory_is_short_of_what_they_keep(
     workers = Workers(tmp_path, n_batches=1)
     workers.workload = Keeping(n_batches=1)
     workers.workload.n_bytes = 2_000_000
-    worker = workers.come("a", lambda: is_short)
+    worker = workers.come("a", lambda _: is_short)
     _, done = worker.train(UNIT, Assignment(shard=0, then=(1,), scores=(0, 1)), {}, None)
     scored = [each.unit.position for each in done if each.unit.kind == "evaluate"]
     assert scored == ([0] if is_short else [0, 1])
