@@ -87,17 +87,17 @@ class ArrayPair:
             classes=self.manifest.classes,
             columns_of=self.manifest.columns,
         )
-        data = ShardedDataset(folder, transaction.write(folder, plan, overwrite=True))
+        # Said first: to write large data takes minutes, and a log shows no progress bar.
         logger.warning(
             "the data is written to %s: %d shard%s, %d samples to train and %d to validate; to "
             "choose these numbers, write it by ShardedDataset.write",
-            data.url,
-            data.n_shards,
-            "s" * (data.n_shards > 1),
-            data.n_train,
-            data.n_validation,
+            folder.url,
+            self.manifest.n_shards,
+            "s" * (self.manifest.n_shards > 1),
+            self.manifest.n_train,
+            self.manifest.n_validation,
         )
-        return data
+        return ShardedDataset(folder, transaction.write(folder, plan, overwrite=True))
 
 
 def _inputs(x: Any) -> tuple[Any, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage import Batches, ShardedDataset
+from dagsel.storage.datasets import transaction
 from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.datasets.pair import ArrayPair
+from dagsel.storage.files import Folder
 
 N = 40
 ID = np.arange(N)
@@ -62,6 +65,22 @@ def test_a_frame_of_two_levels() -> None:
     x, _, manifest = pair(MANY, Y)
     assert (x == MANY.to_numpy()).all()
     assert manifest.columns == {"x": ["('a', 0)", "('b', 1)"]}
+
+
+def test_it_is_said_that_the_data_is_written_before_that_takes_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair, said = ArrayPair.read(np.zeros((10, 2), np.float32), np.zeros(10)), list[str]()
+    write = transaction.write
+
+    def watched(*given: Any, **more: Any) -> Any:
+        said.extend(caplog.messages)
+        return write(*given, **more)
+
+    monkeypatch.setattr(transaction, "write", watched)
+    data = pair.write(Folder(str(tmp_path / "data")))
+    (line,) = said
+    assert f"{data.url}: 1 shard, {data.n_train} samples to train and {data.n_validation}" in line
 
 
 @pytest.mark.parametrize("given", [FRAME[["a"]], polars.DataFrame({"a": ID})])
