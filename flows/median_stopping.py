@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import ClassVar
@@ -15,7 +17,9 @@ from dagsel.flows.full_training import FullTraining, Trainings
 class LearningCurves(Trainings):
     """The state of a search that compares learning curves."""
 
-    losses: dict[int, list[float]] = field(default_factory=dict)  # by trial, one an epoch
+    curves: dict[int, list[float]] = field(default_factory=dict)  # losses by trial, one an epoch
+    # By epoch: the mean until then of each trial that has come so far, sorted.
+    means: dict[int, list[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -79,16 +83,13 @@ class MedianStopping(FullTraining):
         return super().handle(event) if stop is None else self.state.end(stop)
 
     def _compare(self, report: Reported) -> Stop | None:
-        epoch, losses = report.epoch, self.state.losses
-        own = losses.setdefault(report.trial, [])
+        epoch = report.epoch
+        own = self.state.curves.setdefault(report.trial, [])
         own.append(self.state.drawing.context.loss(report.value))
-        others = [
-            fmean(curve[:epoch])
-            for trial, curve in losses.items()
-            if trial != report.trial and len(curve) >= epoch
-        ]
-        most = self.state.max_epochs or 0
-        may_stop = self.grace_epochs <= epoch < most and len(others) >= self.min_trials
-        if not may_stop or min(own) <= median(others):
+        others = self.state.means.setdefault(epoch, [])
+        n, middle = len(others), median(others) if others else math.inf
+        insort(others, fmean(own[:epoch]))
+        may_stop = self.grace_epochs <= epoch < (self.state.max_epochs or 0)
+        if not may_stop or n < self.min_trials or min(own) <= middle:
             return None
-        return Stop(report.trial, f"worse than the median of {len(others)} others at epoch {epoch}")
+        return Stop(report.trial, f"worse than the median of {n} others at epoch {epoch}")

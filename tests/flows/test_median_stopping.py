@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagsel.errors import SearchError
 from dagsel.flow import Asked, Context, Direction, Reported, Stop
-from dagsel.flows import MedianStopping
+from dagsel.flows import MedianStopping, median_stopping
 from dagsel.testing import FlowSuite
 
 
@@ -79,6 +79,23 @@ def test_against_the_rule_as_it_is_written(curves: list[list[int]]) -> None:
             ends = epoch >= 2 and len(others) >= 2 and max(curve[:epoch]) < median(others)
             assert report(flow, trial, epoch, curve[epoch - 1]) == ends
             stopped |= {trial} if ends else set()
+
+
+def test_a_report_takes_one_mean_however_many_trials_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[list[float]] = []
+
+    def mean(values: list[float]) -> float:
+        taken.append(values)
+        return fmean(values)
+
+    monkeypatch.setattr(median_stopping, "fmean", mean)
+    flow = MedianStopping(max_epochs=3, n_trials=50)
+    begin(flow)
+    for trial in range(50):
+        report(flow, trial, 1, float(trial))
+    assert len(taken) == 50
 
 
 @pytest.mark.parametrize("name", ["grace_epochs", "min_trials", "n_trials"])
