@@ -53,7 +53,8 @@ class FirstEpoch:
     def look(self) -> TooLittleTime | Note | None:
         """Return what ends the run, or is to be said of it; None if it goes on, or has ended."""
         record, clock = self.record, self.clock
-        if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
+        has_ended = any(trial.epochs for trial in record.trials.values())
+        if clock.end_s == math.inf or has_ended or record.too_little_time:
             self._put_first(frozenset())
             return None
         if len(record.sessions) > 1:  # the time may have passed while the run lay dead

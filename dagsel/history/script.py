@@ -218,7 +218,7 @@ class Script(Flow):
         until = min([n for turn, n in ahead if turn > state.n_played], default=math.inf)
         until = min(state.decided.get(trial, 0), self._reported.get(trial, 0), until)
         state.granted[trial] = max(granted, int(until))
-        n_done = sum(reported == trial for reported, _ in state.reported)
+        n_done = sum((trial, epoch) in state.reported for epoch in range(1, granted + 1))
         if state.granted[trial] <= n_done:
             return []
         epochs, gang = state.granted[trial] - granted, min(decision.gang, state.n_workers)

@@ -10,6 +10,7 @@ from dagsel import simulate
 from dagsel.errors import TooLittleTimeError
 from dagsel.flow import Flow
 from dagsel.flows import ASHA, SEER, Marble, RandomSearch
+from dagsel.history.record import Record
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.simulation.run import SimulatedRun
@@ -54,6 +55,17 @@ def test_an_epoch_that_cannot_end_ends_the_run_with_what_would_do(
 def test_an_epoch_that_can_end_ends_nothing(limits: dict[str, Any]) -> None:
     run = search(RandomSearch(1, 4), 100.0, **limits)
     assert run.best.epoch == 1
+
+
+def test_once_an_epoch_has_ended_the_epochs_of_all_trials_are_counted_in_no_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be thousands of trials, and each turn would take as long as there are many."""
+    counted: list[Record] = []
+    monkeypatch.setattr(Record, "n_epochs", property(counted.append))
+    run = search(RandomSearch(1, 8), 100.0, deadline=1e6)
+    assert len(run.trials()) == 8
+    assert not counted
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,6 +192,24 @@ def test_what_was_decided_and_never_trained_is_not_trained() -> None:
     assert script.handle(reported(0, 1)) == [
         Stop(0, "the time or the budget is over"), Stop(1, "late"), Finish()
     ]  # fmt: skip
+
+
+def test_what_has_come_of_all_trials_is_not_gone_through_for_each_of_them() -> None:
+    class Looked(set[tuple[int, int]]):
+        def __iter__(self) -> Iterator[tuple[int, int]]:
+            raise AssertionError("the epochs of all trials are gone through")
+
+    script = Script(
+        (
+            Turn(None, (Train(0, 1), Train(1, 1))),
+            Turn(reported(0, 1), (Train(0, 2),)),
+            Turn(reported(0, 2), ()),
+            Turn(reported(1, 1), (Finish(),)),
+        )
+    )
+    script.start(Context(n_workers=1))
+    script.state.reported = Looked()
+    assert script.handle(reported(0, 1)) == [Train(0, 1)]
 
 
 def test_a_trial_that_fails_only_now_ends_it_and_is_told() -> None:
