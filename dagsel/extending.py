@@ -13,7 +13,6 @@ from dagsel.driver.recovery import catch_up
 from dagsel.driver.steered import Steered
 from dagsel.errors import RunDirError, SearchError
 from dagsel.execution.cluster import check_cluster
-from dagsel.execution.pools import check_pools
 from dagsel.history.extension import (
     check_flow_extends,
     check_work,
@@ -27,7 +26,7 @@ from dagsel.history.settings import Settings
 from dagsel.history.tariff import Tariff
 from dagsel.interrupting import interruptible
 from dagsel.messages import ENTRIES, Turn
-from dagsel.observers.base import check_observers, hold_observers
+from dagsel.observers.base import hold_observers
 from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
 from dagsel.session import Call, Session
@@ -69,11 +68,7 @@ def extend(
     given["space"] = run.space if given["space"] is None else given["space"]
     may_be_none = ("space", "flow", "data", "workers", "max_cluster_workers", "worker_startup")
     how = checked(*may_be_none, "cache_dir", worker_timeout=worker_timeout, **given)
-    bounds = (how.worker_timeout, how.max_cluster_workers, how.worker_startup)
-    held = {"hold": how.hold, "cache_dir": how.cache_dir, "progress": how.progress}
-    held["observers"] = check_observers(observers)
-    call = Call(client, cluster, *bounds, began, how.workers or (), **held)
-    check_pools(client, cluster, call.workers)
+    call = Call.of(client, cluster, how, observers, began)
     folder = run.run_dir
     about = folder.about()
     settings = Settings.from_json(about, folder.url)

@@ -19,7 +19,6 @@ from dagsel.driver.recovery import catch_up
 from dagsel.driver.steered import Steered
 from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
 from dagsel.execution.cluster import check_cluster
-from dagsel.execution.pools import check_pools
 from dagsel.extending import opened
 from dagsel.flow import Asked, Flow
 from dagsel.history.record import Record
@@ -29,7 +28,7 @@ from dagsel.history.settings import Settings, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.messages import Entry, SessionBegun, Turn
 from dagsel.observers import Observer
-from dagsel.observers.base import check_observers, hold_observers
+from dagsel.observers.base import hold_observers
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import read_price
 from dagsel.reopening import adopt, parts_of, study_of
@@ -176,11 +175,7 @@ def resume(
         cache_dir=cache_dir,
         progress=progress,
     )
-    bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
-    held["observers"] = check_observers(observers)
-    call = Call(client, cluster, *bounds, began, given.workers or (), **held)
-    check_pools(client, cluster, call.workers)
+    call = Call.of(client, cluster, given, observers, began)
     folder = given.run_dir
     about = folder.about()
     settings = Settings.from_json(about, folder.url)

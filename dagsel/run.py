@@ -24,14 +24,13 @@ from dagsel.console import Progress, has_prompt
 from dagsel.driver.steered import Steered
 from dagsel.errors import SearchError
 from dagsel.execution.cluster import check_cluster, warm_up
-from dagsel.execution.pools import check_pools
 from dagsel.flow import Flow, Keep
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.observers import Observer
-from dagsel.observers.base import check_observers, hold_observers
+from dagsel.observers.base import hold_observers
 from dagsel.planning.budget import price_for
 from dagsel.planning.pools import Workers
 from dagsel.planning.small_population import Policy
@@ -376,11 +375,7 @@ def _prepared(
     )
     warm_up(client, cluster)  # while the study is checked and arrays are read and written
     dataset = checked(data_or_pair=data).data_or_pair
-    bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
-    held["observers"] = check_observers(observers)
-    call = Call(client, cluster, *bounds, began, given.workers or (), **held)
-    check_pools(client, cluster, call.workers)
+    call = Call.of(client, cluster, given, observers, began)
     limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)
     deadline_s, cost = limits_of(*limits)
     check_limits(flow.traits, deadline_s, cost)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagsel.checks import short_traceback
 from dagsel.console import Progress
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
@@ -39,7 +40,7 @@ from dagsel.execution.cluster import (
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import pack_workload
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.pools import driver_for
+from dagsel.execution.pools import check_pools, driver_for
 from dagsel.execution.process import torch_dtype
 from dagsel.execution.run_spec import RunSpec
 from dagsel.flow import Context, Flow, Goal
@@ -51,6 +52,7 @@ from dagsel.history.trial import TrialRecord
 from dagsel.listening import Listener
 from dagsel.messages import ENTRIES, Entry, SessionEnded
 from dagsel.observers import Observer, SearchBegan
+from dagsel.observers.base import check_observers
 from dagsel.observers.observing import Observing
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity, fewer
@@ -114,6 +116,16 @@ class Call:
     cache_dir: str | None = None
     progress: Progress = "auto"
     observers: tuple[Observer, ...] = ()
+
+    @classmethod
+    @short_traceback
+    def of(cls, client: Any, cluster: Any, given: Any, observers: Any, began: float) -> Call:
+        """Return a call with arguments that `checked` has returned; check observers and pools."""
+        bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
+        held: Any = (given.hold, given.cache_dir, given.progress, check_observers(observers))
+        workers = given.workers or ()
+        check_pools(client, cluster, workers)
+        return cls(client, cluster, *bounds, began, workers, *held)
 
     @property
     def seconds(self) -> float:
