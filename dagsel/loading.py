@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagsel.arguments import checked
 from dagsel.driver.consistency import read_run
@@ -19,9 +19,6 @@ from dagsel.storage.files import Url
 from dagsel.study import Space, Study, StudyDriver, open_study
 from dagsel.study.resume import recall
 from dagsel.workloads.base import Workload
-
-if TYPE_CHECKING:
-    from dagsel.study import Study
 
 logger = logging.getLogger("dagsel")
 

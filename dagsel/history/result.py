@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from dagsel.flow import Flow
     from dagsel.planning.pools import Workers
-    from dagsel.storage import ShardedDataset
     from dagsel.storage.shard_cache import Hold
     from dagsel.study import Callback, Space
 
