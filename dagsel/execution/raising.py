@@ -203,7 +203,7 @@ def memory_numbers(limit: int | None, *, of_gpu: bool) -> tuple[int | None, int 
 
     Of the GPU, or of the process: by `limit`, or by the system's limits on it.
     """
-    cuda = _cuda()
+    cuda = cuda_here()
     if cuda is not None and of_gpu:
         return int(cuda.mem_get_info()[1]), int(cuda.max_memory_allocated())
     bounds = {"VmHWM": limit} if limit else {}
@@ -237,7 +237,7 @@ def own_bytes() -> int | None:
 
 def gpu_memory() -> int | None:
     """Return the free bytes of this process's GPU; None if it has none."""
-    cuda = _cuda()
+    cuda = cuda_here()
     if cuda is None:
         return None
     unused = cuda.memory_reserved() - cuda.memory_allocated()  # PyTorch keeps it for later
@@ -246,13 +246,13 @@ def gpu_memory() -> int | None:
 
 def give_back_gpu_memory() -> None:
     """Return what PyTorch keeps of the GPU and does not use; does nothing without one."""
-    if (cuda := _cuda()) is not None and gpu_error() is None:
+    if (cuda := cuda_here()) is not None and gpu_error() is None:
         cuda.empty_cache()
 
 
 def gpu_error() -> str | None:
     """Return what this process gets for anything that it asks of its GPU; None if that works."""
-    cuda = _cuda()
+    cuda = cuda_here()
     if cuda is not None and cuda.is_initialized():
         try:
             cuda.mem_get_info()  # which waits for nothing, and disturbs no graph that is recorded
@@ -277,6 +277,7 @@ def process_bytes(name: str) -> int | None:
     return None
 
 
-def _cuda() -> Any:
+def cuda_here() -> Any:
+    """Return ``torch.cuda`` if this process has imported PyTorch and has a GPU, else None."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_available() else None

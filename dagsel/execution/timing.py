@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 import uuid
 from collections import defaultdict
@@ -30,6 +29,7 @@ from dagsel.execution.allocator import give_back_memory, prepare_allocator, wher
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
 from dagsel.execution.process import check_gpu_resource, gpus_seen
+from dagsel.execution.raising import cuda_here, process_bytes
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.ragged import join_rows
 from dagsel.workloads.base import Config, Visit, Workload, never
@@ -276,7 +276,7 @@ class _Boundaries:
         self._n = n
 
     def __call__(self) -> bool:
-        cuda = _cuda()
+        cuda = cuda_here()
         if cuda is not None:
             cuda.synchronize()  # or only the launch would be timed
         self.times.append(time.perf_counter())
@@ -315,7 +315,7 @@ def _time_rank(
     """Train as one rank of a gang and time the batches."""
     workload, config = map(cloudpickle.loads, task)
     give_back_memory()  # memory that an earlier task has freed would not count
-    cuda = _cuda()
+    cuda = cuda_here()
     if cuda is not None:
         cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
@@ -329,8 +329,8 @@ def _time_rank(
     else:
         with _gang(member) as gang:
             where_units_train(get_worker(), partial(workload.train_gang, *begin, **how, gang=gang))
-    memory = max(0, _memory(_cuda(), peak=True) - before)
-    device = "the CPU" if _cuda() is None else _cuda().get_device_name()
+    memory = max(0, _memory(cuda_here(), peak=True) - before)
+    device = "the CPU" if cuda_here() is None else cuda_here().get_device_name()
     return _Rank(tuple(boundaries.times), ready.batch_samples, memory, device)
 
 
@@ -349,18 +349,9 @@ def _gang(member: _Membership) -> Any:
     return lead_gang(host, size=member.size, name=member.gang, timeout_s=_TIMEOUT_S, gather=gather)
 
 
-def _cuda() -> Any:
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() else None
-
-
 def _memory(cuda: Any, *, peak: bool = False) -> int:
     """Return the bytes in use, or their peak: of the device on a GPU, else of the process."""
     if cuda is not None:
         return int(cuda.max_memory_allocated() if peak else cuda.memory_allocated())
-    if peak:
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return 1024 * int(line.split()[1])
-    return int(psutil.Process().memory_info().rss)
+    most = process_bytes("VmHWM") if peak else None
+    return int(psutil.Process().memory_info().rss) if most is None else most

@@ -173,7 +173,7 @@ def test_a_trial_after_which_cuda_is_of_no_use_fails_alone(
 
         def spoil(module: Any, inputs: Any) -> None:
             gpu = SimpleNamespace(is_initialized=lambda: True, mem_get_info=fail, empty_cache=fail)
-            on_worker._cuda = lambda: gpu
+            on_worker.cuda_here = lambda: gpu
             fail()
 
         module = torch.nn.Linear(64, 10)
@@ -210,7 +210,7 @@ def test_a_search_gives_a_gpus_memory_back_at_its_end(
         memory_reserved=lambda: 0, memory_allocated=lambda: 0,
         empty_cache=lambda: emptied.append(1),
     )  # fmt: skip
-    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    monkeypatch.setattr(raising, "cuda_here", lambda: gpu)
     with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
         optimize(cluster=cluster)
         wait_until(lambda: emptied == [1], "the cache is emptied")

@@ -625,7 +625,7 @@ def test_what_pytorch_keeps_of_a_gpu_and_does_not_use_is_free(
     gpu = SimpleNamespace(
         mem_get_info=lambda: (10, 100), memory_reserved=lambda: 80, memory_allocated=lambda: 5
     )
-    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    monkeypatch.setattr(raising, "cuda_here", lambda: gpu)
     assert raising.gpu_memory() == 85
 
 
@@ -641,7 +641,7 @@ def test_a_worker_to_which_cuda_is_of_no_use_restarts_and_gives_its_units_back(
         raise RuntimeError("CUDA error: device-side assert triggered\nSearch for it in the docs")
 
     gpu = SimpleNamespace(is_initialized=lambda: True, mem_get_info=fail)
-    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    monkeypatch.setattr(raising, "cuda_here", lambda: gpu)
     score = Unit("evaluate", 0, 1, 0)
     for run in (
         lambda: worker.train(UNIT, Assignment(shard=0), {}, None),
@@ -674,7 +674,7 @@ def test_memory_that_ran_out_is_that_of_the_gpu_or_of_the_host(
         is_initialized=lambda: True, mem_get_info=lambda: (9, 150), empty_cache=lambda: None,
         max_memory_allocated=lambda: 8,
     )  # fmt: skip
-    monkeypatch.setattr(raising, "_cuda", lambda: gpu)
+    monkeypatch.setattr(raising, "cuda_here", lambda: gpu)
     tells = Raising(workers.workload, workers.told.append, worker="0", memory_limit=32)
     with pytest.raises(OutOfMemoryError), tells.telling(UNIT, {}, 0):
         raise error
