@@ -7,7 +7,7 @@ the cluster but that: the specification of a pool's worker is the cluster's own 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -94,17 +94,11 @@ class _ByPool(_ByName):
     do not come for long, they are asked of the next one.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        cluster: Any,
-        pools: Sequence[Workers],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, client: Client, cluster: Any, pools: Sequence[Workers]) -> None:
         super().__init__(client, cluster)
         self.pools = tuple(pools)
         self.prices = {pool.name: pool.cost.per_hour for pool in pools}
-        self._now = now
+        self._now = time.monotonic
         self._made: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._missing_since: dict[Any, float] = {}
         self._has_come: set[Any] = set()

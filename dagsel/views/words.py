@@ -10,6 +10,7 @@ from dagsel.dispatch.description import WorkerNow
 from dagsel.messages import UnitRecord
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE = 12  # values of a curve that are shown
 
 
 def seconds_left(
@@ -77,7 +78,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def sparkline(values: Sequence[float], *, width: int = 12) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """Return the last values as a line of blocks, from the least to the largest of them.
 
     Examples
@@ -87,7 +88,7 @@ def sparkline(values: Sequence[float], *, width: int = 12) -> str:
     >>> sparkline([1.0, 1.0]), sparkline([1.0, float("nan"), 2.0])
     ('▁▁', '▁ █')
     """
-    last = values[-width:]
+    last = values[-_CURVE:]
     finite = [value for value in last if math.isfinite(value)]
     least, most = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_BLOCKS) - 1) / (most - least) if most > least else 0.0

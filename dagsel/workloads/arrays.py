@@ -149,6 +149,10 @@ def _content(value: Any) -> str:
     return hashlib.blake2b(cloudpickle.dumps(value)).hexdigest()
 
 
+#: How large what is compiled may be in all, as far as it says so in ``nbytes``.
+_MOST_BYTES = 256 << 20
+
+
 class Kept(Generic[T]):
     """What is compiled for the configurations that a worker has seen last.
 
@@ -156,8 +160,6 @@ class Kept(Generic[T]):
     ----------
     most
         How many are kept.
-    most_bytes
-        And how large they are together, as far as they say so in ``nbytes``.
 
     Examples
     --------
@@ -169,8 +171,8 @@ class Kept(Generic[T]):
     'anew'
     """
 
-    def __init__(self, most: int, most_bytes: int = 256 << 20) -> None:
-        self._most, self._most_bytes = most, most_bytes
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._made: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, config: Config, seed: int, make: Callable[[], T]) -> T:
@@ -185,10 +187,10 @@ class Kept(Generic[T]):
 
     def _is_full(self) -> bool:
         n_bytes = sum(getattr(made, "nbytes", 0) for made in self._made.values())
-        return len(self._made) > self._most or n_bytes > self._most_bytes
+        return len(self._made) > self._most or n_bytes > _MOST_BYTES
 
     def __reduce__(self) -> tuple[Any, ...]:  # a worker compiles for itself
-        return Kept, (self._most, self._most_bytes)
+        return Kept, (self._most,)
 
 
 class TakesArrays:

@@ -11,7 +11,6 @@ import torch
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import DataOutline
-from dagsel.workloads.huggingface.collating import Packing
 from dagsel.workloads.huggingface.passes import OwnLoss, arguments, core_of, is_shifted
 from dagsel.workloads.torch.batches import Making
 
@@ -104,7 +103,7 @@ class ModelCall:
             )
 
 
-def columns_of(data: DataOutline, collate: Any, label_names: tuple[str, ...]) -> list[str] | None:
+def columns_of(data: DataOutline, collate: Any) -> list[str] | None:
     """Return what batches of a data set have, as tried on two small samples.
 
     None if a collator of somebody else does not take these.
@@ -124,7 +123,7 @@ def _small(is_ragged: bool, dtype: Any, shape: tuple[int, ...]) -> Any:
     return torch.zeros((2, *shape), dtype=kind)
 
 
-def check_packing(data: DataOutline, packing: Packing) -> None:
+def check_packing(data: DataOutline) -> None:
     """Raise a `WorkloadError` if the sequences of a data set cannot be put into one row."""
     if "input_ids" not in data.ragged:
         why = "samples of one shape" if "input_ids" in data.arrays else "no column of the data set"

@@ -251,13 +251,13 @@ class HFWorkload(TorchWorkload):
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
         if isinstance(self.collate, Packing):
-            check_packing(data, self.collate)
+            check_packing(data)
         super().validate_data(config, data)
         with preserved_streams(torch=True):
             if self._asked is None or self._asked[0] != {**config}:
                 self._build(config, seed=0, large=True)
             assert self._asked is not None
-            given = columns_of(data, self.collate, self.label_names)
+            given = columns_of(data, self.collate)
         if given is not None:
             self._asked[1].check(given, self.label_names, self.loss)
             self._asked[1].say_left_out(given, self.label_names, self._left_out)

@@ -18,6 +18,7 @@ from dagsel.workloads.torch.loop import ShardBatches, apply, check_shapes
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Fused: TypeAlias = bool | Literal["auto"]
+_WARM_UP = 3  # ordinary steps before one is recorded
 
 
 def check_options(
@@ -234,10 +235,8 @@ def recorded_loop(
     batches: ShardBatches,
     loss_of: Callable[[Any, Any], torch.Tensor],
     device: Accelerator,
-    *,
-    n_warm_up: int = 3,
 ) -> None:
-    """Train on the batches as `standard_loop` does, after `n_warm_up` of them by one recorded step.
+    """Train on the batches as `standard_loop` does, after the first ones by one recorded step.
 
     Libraries choose their kernels in the ordinary steps. A batch of another shape is an ordinary
     step.
@@ -260,7 +259,7 @@ def recorded_loop(
         found = [(leaf.shape, leaf.dtype) if _is_tensor(leaf) else leaf for leaf in leaves]
         shapes = shapes or found
         n_alike += found == shapes
-        if found != shapes or n_alike <= n_warm_up:
+        if found != shapes or n_alike <= _WARM_UP:
             with device.graph_stream():
                 optimizer.zero_grad(set_to_none=True)
                 batches.log(step(*batch))

@@ -209,7 +209,7 @@ def check_order(given: Mapping[str, Any]) -> None:
             )
 
 
-def check_labels(name: str, values: Any, where: str, row: int = 0) -> None:
+def check_labels(name: str, values: Any, where: str) -> None:
     """Raise a `DatasetInputError` if ``y``, one number a sample, has samples without a number."""
     is_column = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "f"
     if name != "y" or not is_column:
@@ -217,6 +217,6 @@ def check_labels(name: str, values: Any, where: str, row: int = 0) -> None:
     missing = np.flatnonzero(np.isnan(values))
     if missing.size:
         raise DatasetInputError(
-            f"{where}: row {row + int(missing[0])} of 'y' has no value; fill it in, leave the row "
+            f"{where}: row {missing[0]} of 'y' has no value; fill it in, leave the row "
             "out, or give the array another name if a loss of yours knows what to do"
         )
