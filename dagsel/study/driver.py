@@ -426,18 +426,14 @@ class StudyDriver:
     ) -> FrozenTrial:
         try:
             return self._theirs.tell(trial.number, list(values) or None, state=state)
-        except ValueError:
+        except (ValueError, RuntimeError) as error:
             told = self._theirs._storage.get_trial(trial._trial_id)
             if not told.state.is_finished():
                 raise
-            self._warn_told(trial.number)
-            return copy.deepcopy(told)
-        except RuntimeError:
-            # GridSampler and BruteForceSampler stop the study after its last point, which Optuna
-            # allows only in Study.optimize. The trial has been told by then.
-            told = self._theirs._storage.get_trial(trial._trial_id)
-            if not told.state.is_finished():
-                raise
+            # A RuntimeError is of GridSampler and BruteForceSampler. They stop the study after its
+            # last point, which Optuna allows only in Study.optimize; the trial is told by then.
+            if isinstance(error, ValueError):
+                self._warn_told(trial.number)
             return copy.deepcopy(told)
 
     def is_live(self, number: int) -> bool:
