@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,20 +218,18 @@ def read_value(name: str, text: str, now: Any) -> Any:
     dagsel.errors.SearchError: lr must be a number such as 0.1, got 'small'
     """
     text = text.strip()
+    if isinstance(now, str):
+        return text
     if isinstance(now, bool):
         if text.lower() not in ("true", "false"):
             raise SearchError(f"{name} must be true or false, got {text!r}")
         return text.lower() == "true"
-    if text == "None" and not isinstance(now, str):
+    if text == "None":
         return None
     kinds: tuple[Callable[[str], Any], ...] = (int, float)
     for kind in kinds if isinstance(now, int) or now is None else kinds[1:]:
-        if isinstance(now, str):
-            break
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     if isinstance(now, int | float):
         raise SearchError(f"{name} must be a number such as {now!r}, got {text!r}")
     return text
