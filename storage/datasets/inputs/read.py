@@ -221,14 +221,11 @@ def _again(
     """Stream a data set's shards, or those of one of its parts."""
     manifest = source.manifest
     names = [spec.name for spec in manifest.arrays]
-    wanted, key = reading.chosen(names, what), str(reading.key(names, what))
-    if any(len(of) > 1 for of in wanted.values()):
-        raise DatasetInputError(
-            f"{what}: an array is made of one array of a data set; name one for each"
-        )
+    wanted = reading.chosen_ones(names, what, "array of a data set")
+    key = str(reading.key(names, what))
     recoded = {
         name
-        for name, (of,) in wanted.items()
+        for name, of in wanted.items()
         if not classes.takes_over(name, manifest.classes.get(of), what)
     }
     reads = {"train": source.shard, "validation": source.validation_shard}
@@ -246,11 +243,9 @@ def _again(
         is_text = key in manifest.classes
         return (texts(shard, key) if is_text else shard[key] for shard in shards())
 
-    batches = (
-        {name: array(shard, name, of) for name, (of,) in wanted.items()} for shard in shards()
-    )
+    batches = ({name: array(shard, name, of) for name, of in wanted.items()} for shard in shards())
     length = sum(sum(manifest.sizes(split)) for split in splits)
-    columns = {name: manifest.columns.get(of, ()) for name, (of,) in wanted.items()}
+    columns = {name: manifest.columns.get(of, ()) for name, of in wanted.items()}
     return Input(Batches(batches, length), values, joined(columns))
 
 

@@ -85,6 +85,13 @@ class Reading:
                 raise DatasetInputError(f"columns= makes {name!r} of no column; name one")
         return found
 
+    def chosen_ones(self, names: Sequence[str], what: str, one: str) -> dict[str, str]:
+        """Return of which one column each array is made; `one` says what a column is here."""
+        wanted = self.chosen(names, what)
+        if any(len(of) > 1 for of in wanted.values()):
+            raise DatasetInputError(f"{what}: an array is made of one {one}; name one for each")
+        return {name: of for name, (of,) in wanted.items()}
+
     def key(self, names: Sequence[str], what: str) -> str | None:
         """Return the column by which samples are divided, named as itself or as its array."""
         if self.by is None:

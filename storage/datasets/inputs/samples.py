@@ -54,14 +54,10 @@ def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> 
             else skipped.shown[0]
         )
     names = list(first)
-    wanted = reading.chosen(names, what)
+    wanted = reading.chosen_ones(names, what, "part of a sample")
     key = reading.key(names, what)
-    if any(len(of) > 1 for of in wanted.values()):
-        raise DatasetInputError(
-            f"{what}: an array is made of one part of a sample; name one for each"
-        )
     features: Any = getattr(source, "features", None)  # of Hugging Face: their numbers have names
-    for name, (of,) in wanted.items() if isinstance(features, Mapping) else ():
+    for name, of in wanted.items() if isinstance(features, Mapping) else ():
         told = getattr(features.get(of), "names", None)
         if told is not None and not classes.is_fixed:
             classes.known[name] = list(told)
@@ -73,7 +69,7 @@ def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> 
                 if reading.columns is None and item.keys() != first.keys():
                     _differ(what, at, first, item)
             block: dict[str, Any] = {}
-            for name, (of,) in wanted.items():
+            for name, of in wanted.items():
                 values = [item.get(of) for item in items]
                 is_text = isinstance(first[of], str)
                 block[name] = as_objects(values) if is_text else stacked(values, name, what, start)

@@ -121,12 +121,9 @@ class WebDataset:
                 "0001.cls"
             )
         names = _names(first, reading)
-        wanted, key = reading.chosen(names, what), reading.key(names, what)
-        if any(len(of) > 1 for of in wanted.values()):
-            raise DatasetInputError(
-                f"{what}: an array is made of one part of a sample; name one for each"
-            )
-        specs = list(dict.fromkeys([*(of for (of,) in wanted.values()), *([key] if key else [])]))
+        wanted = reading.chosen_ones(names, what, "part of a sample")
+        key = reading.key(names, what)
+        specs = list(dict.fromkeys([*wanted.values(), *([key] if key else [])]))
         decode = _decoders(specs, what, self)
         members = {_place(name)[0] for spec in specs for name in spec.split(";")}
         skipped = Skipped(reading.skips, what)
@@ -144,7 +141,7 @@ class WebDataset:
                 if isinstance(parts, DatasetInputError):
                     skipped.add(parts)
                     continue
-                for name, (of,) in wanted.items():
+                for name, of in wanted.items():
                     if _is_image(of) and self.decode and name not in reading.ragged:
                         alike.check(parts[of], sample.where, name)
                 n_read += 1
@@ -155,7 +152,7 @@ class WebDataset:
             n_read = 0
             for block in blocks(good()):
                 made: dict[str, Any] = {}
-                for name, (of,) in wanted.items():
+                for name, of in wanted.items():
                     values = [parts[of] for parts in block]
                     if isinstance(values[0], str):
                         made[name] = as_objects(values)
