@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from os import PathLike
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 from dagsel.argument_names import named_arguments
@@ -251,6 +252,13 @@ def optimize(
         return prepared.run(inbox)
 
 
+#: Arguments that are checked with others, after those that stand alone.
+_LATER = {
+    "budget", "client", "cluster", "data", "deadline", "metric", "observers",
+    "price_per_worker_hour", "small_population",
+}  # fmt: skip
+
+
 def _takes(what: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
     """Give a function the parameters of another one."""
 
@@ -312,38 +320,11 @@ def start(*args: Any, **options: Any) -> Search:
 
 
 @short_traceback
-def _prepared(
-    study: Any,
-    workload: Any,
-    data: Any,
-    space: Any,
-    flow: Any,
-    metric: Any,
-    client: Any,
-    cluster: Any,
-    run_dir: Any,
-    seed: Any,
-    deadline: Any,
-    budget: Any,
-    price_per_worker_hour: Any,
-    small_population: Any,
-    keep: Any,
-    top_k: Any,
-    replicas: Any,
-    deterministic: Any,
-    callbacks: Any,
-    max_cluster_workers: Any,
-    worker_startup: Any,
-    workers: Any,
-    worker_timeout: Any,
-    unit_timeout: Any,
-    hold: Any,
-    cache_dir: Any,
-    progress: Any,
-    observers: Any,
-) -> Prepared:
+def _prepared(**arguments: Any) -> Prepared:
     """Check the arguments of a search, claim its folder, and write down what it was called with."""
     began = time.monotonic()
+    asked = SimpleNamespace(**arguments)
+    client, cluster = asked.client, asked.cluster
     check_cluster(client, cluster)
     given = checked(
         "max_cluster_workers",
@@ -353,36 +334,19 @@ def _prepared(
         "run_dir",
         "keep",
         "cache_dir",
-        study=study,
-        workload=workload,
-        space=space,
-        flow=flow,
-        callbacks=callbacks,
-        seed=seed,
-        keep=keep,
-        top_k=top_k,
-        replicas=replicas,
-        deterministic=deterministic,
-        max_cluster_workers=max_cluster_workers,
-        worker_startup=worker_startup,
-        workers=workers,
-        worker_timeout=worker_timeout,
-        unit_timeout=unit_timeout,
-        run_dir=run_dir,
-        hold=hold,
-        cache_dir=cache_dir,
-        progress=progress,
+        **{name: value for name, value in arguments.items() if name not in _LATER},
     )
+    study, workload, space, flow = given.study, given.workload, given.space, given.flow
     warm_up(client, cluster)  # while the study is checked and arrays are read and written
-    dataset = checked(data_or_pair=data).data_or_pair
-    call = Call.of(client, cluster, given, observers, began)
-    limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)
-    deadline_s, cost = limits_of(*limits)
+    dataset = checked(data_or_pair=asked.data).data_or_pair
+    call = Call.of(client, cluster, given, asked.observers, began)
+    limits = (asked.deadline, asked.budget, asked.price_per_worker_hour, call.workers)
+    deadline_s, cost = limits_of(flow.traits, *limits)
     check_limits(flow.traits, deadline_s, cost)
-    price = cost.price if cost else price_for(price_per_worker_hour, call.workers)
-    goals = check_goals(study, metric, workload)
+    price = cost.price if cost else price_for(asked.price_per_worker_hour, call.workers)
+    goals = check_goals(study, asked.metric, workload)
     kept = check_several(goals, flow, given.keep, given.top_k)
-    policy = _idle_policy(small_population, given.deterministic, workload)
+    policy = _idle_policy(asked.small_population, given.deterministic, workload)
     run = uuid.uuid4().hex[:8]
     seed = given.seed
     metric, direction = goals[0].metric, goals[0].direction
