@@ -9,7 +9,6 @@ import os
 import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -73,12 +72,6 @@ _OPTIONS: dict[str, Any] = {
     "scheduler_kwargs": {"dashboard": False},
     "silence_logs": logging.ERROR,
 }
-
-
-#: When `connect` began to start a cluster, by `time.monotonic`.
-_began_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
-#: When the processes of such a cluster had ended.
-_ended_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +197,12 @@ def _serves(dask_scheduler: Any) -> bool:
 
 def own_until(cluster: Any) -> float | None:
     """Return when the processes of a cluster of ours had ended; None if they have not."""
-    return _ended_at.get(cluster) if isinstance(cluster, LocalCluster) else None
+    return cluster.ended_at if isinstance(cluster, fork_server.OwnCluster) else None
 
 
 def own_since(cluster: Any) -> float | None:
     """Return when `connect` began to start a cluster; None if somebody else has started it."""
-    return _began_at.get(cluster) if isinstance(cluster, LocalCluster) else None
+    return cluster.began_at if isinstance(cluster, fork_server.OwnCluster) else None
 
 
 @short_traceback
@@ -311,7 +304,7 @@ def connect(
             here = local_cluster(n_workers, most_workers=most_workers, within_s=within_s)
         else:
             here = cuda_cluster(n_workers)
-        _began_at[here] = began
+        here.began_at = began
         try:
             with Client(here, set_as_default=False) as own:
                 yield own
@@ -350,7 +343,7 @@ def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
         notice.cancel()
 
 
-def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
+def close(cluster: Any, *, timeout_s: float = 3.0) -> None:
     """Close a cluster of ours; wait for it so long at most, once its processes have ended.
 
     A `LocalCluster` waits for workers that are still starting, before it closes them. It may wait
@@ -359,7 +352,7 @@ def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
     try:
         with told_if_slow(lambda: "the worker processes on this machine have not ended yet"):
             end_workers(cluster)
-            _ended_at[cluster] = time.monotonic()
+            cluster.ended_at = time.monotonic()
             cluster.close(timeout=timeout_s)
     except TimeoutError:
         logger.warning("a worker was still starting; it is closed in the background")
@@ -367,7 +360,7 @@ def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
 
 def local_cluster(
     n_workers: int | None = None, *, most_workers: int | None = None, within_s: float = math.inf
-) -> LocalCluster:
+) -> fork_server.OwnCluster:
     """Start a cluster for training on the CPUs of this machine, by default one worker a core.
 
     Each worker trains one unit at a time in one thread, and has a second one to read and store.
@@ -417,7 +410,7 @@ def _start_workers(cluster: LocalCluster, n_workers: int, within_s: float) -> No
         )
 
 
-def cuda_cluster(n_workers: int | None = None) -> LocalCluster:
+def cuda_cluster(n_workers: int | None = None) -> fork_server.OwnCluster:
     """Start a cluster of workers with a GPU each, by default one for each GPU of this machine.
 
     Its workers have the resource ``GPU=1``, which dask-cuda does not set by itself. Raises a

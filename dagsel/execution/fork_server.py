@@ -157,6 +157,9 @@ def is_there() -> bool:
 class OwnCluster(LocalCluster):
     """A cluster of ours. While one is open, Dask takes processes from the fork server."""
 
+    began_at: float | None = None  # when `connect` began to start it, by `time.monotonic`
+    ended_at: float | None = None  # when its processes had ended
+
     def __init__(self, **options: Any) -> None:
         self._takes_from_server = begin(as_copy=True)  # it imports while the scheduler starts
         if self._takes_from_server:
