@@ -128,17 +128,6 @@ class Record:
     # A heap of what trials are or were worth, best first: is it infeasible, loss, is it a copy's.
     _values: list[tuple[bool, float, bool, int]] = field(default_factory=list)
 
-    @classmethod
-    def read(
-        cls, run: str, n_shards: int, direction: Direction, entries: Iterable[Entry],
-        keep: Keep = "best",
-    ) -> Record:  # fmt: skip
-        """Make the record of a run from its journal."""
-        record = cls(run, n_shards, direction, keep)
-        for entry in entries:
-            record.add(entry)
-        return record
-
     def add(self, entry: Entry) -> None:
         """Take in an entry of the journal."""
         match entry:

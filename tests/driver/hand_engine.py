@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,13 @@ from .scripted import Scripted
 
 #: What happens between two turns of the runner: messages, or a change of the engine and none.
 Happens = Callable[["HandEngine"], Sequence[Message]]
+
+
+def read_into(record: Record, entries: Iterable[Entry]) -> Record:
+    """Take the entries of a journal into a record; return it."""
+    for entry in entries:
+        record.add(entry)
+    return record
 
 
 @dataclass

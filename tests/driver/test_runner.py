@@ -43,7 +43,7 @@ from dagsel.planning.bill import Bill
 from dagsel.session import LockedJournal
 from dagsel.storage import RunDir
 
-from .hand_engine import HandEngine, Kept, epoch_of, search
+from .hand_engine import HandEngine, Kept, epoch_of, read_into, search
 
 
 def quiet(engine: HandEngine) -> list[Message]:
@@ -223,7 +223,7 @@ def test_a_clone_is_made_before_its_source_is_dropped_also_after_a_crash_in_betw
     dies = Dies(engine)
     with pytest.raises(KeyboardInterrupt):
         search([Ask(3)], answer, all_three, engine=engine, states=dies, journal=dies)
-    record = Record.read("run", 1, "minimize", map(ENTRIES.decode, dies.entries))
+    record = read_into(Record("run"), map(ENTRIES.decode, dies.entries))
     done = search([], answer, lambda engine: epoch_of(1, 2, 0.4), record=record)
     assert done.told("save") == [(1, 1, 0)]
     told = done.engine.told

@@ -47,6 +47,8 @@ from dagsel.storage.runs.journal import Journal
 from dagsel.study import StudyDriver
 from tests.storage.os_calls import os_calls
 
+from .hand_engine import read_into
+
 FLOWS: dict[str, Flow] = {
     "random search": RandomSearch(max_epochs=3, n_trials=5, n_concurrent=3),
     "asha": ASHA(max_epochs=4, n_trials=6, reduction_factor=2, n_concurrent=3),
@@ -170,7 +172,7 @@ def session(flow: Flow, kept: Kept, user: User) -> Record:
     steered = Steered(flow.fresh())
     entries = [ENTRIES.decode(entry) for entry in kept.entries]
     entries = without_interruptions(entries, goes_on=True)
-    record = Record.read("run", N_SHARDS, "minimize", entries)
+    record = read_into(Record("run", N_SHARDS), entries)
     catch_up(steered, entries, "the run")
     study = optuna.create_study()
     driver = StudyDriver(study, space, "loss", 0, run="run", sampler_seed=0, traits=flow.traits)

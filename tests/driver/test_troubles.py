@@ -46,7 +46,7 @@ from dagsel.messages import ENTRIES, Message, TrialReport, Turn
 from dagsel.study import StudyDriver
 from dagsel.workloads.raised import Raised
 
-from .hand_engine import HandEngine, Kept, epoch_of, search
+from .hand_engine import HandEngine, Kept, epoch_of, read_into, search
 from .scripted import Scripted
 
 HERE = Raised("ValueError", "no", "train.py:3 loss", '  File "train.py", line 3, in loss')
@@ -201,7 +201,7 @@ def test_the_runner_writes_the_end_and_tells_all_trials_as_failed(n: int) -> Non
     assert record.finished
     # It is written before it is told, and read as what it was.
     entries = [ENTRIES.decode(json.loads(json.dumps(entry))) for entry in kept.entries]
-    read = Record.read("run", 1, "minimize", entries)
+    read = read_into(Record("run"), entries)
     assert read.finished
     assert read.failed_alike.endswith("ValueError: no")
     assert {trial.state for trial in read.trials.values()} == {"failed"}

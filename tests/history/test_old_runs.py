@@ -16,6 +16,7 @@ import dagsel
 from dagsel.driver.consistency import read_entries
 from dagsel.history.record import Record
 from dagsel.storage import RunDir
+from tests.driver.hand_engine import read_into
 
 HERE = Path(searches.__file__).parent
 N_SHARDS = 3
@@ -43,7 +44,7 @@ def parts(folder: str) -> dict[str, Any]:
 def read(folder: str) -> Record:
     about = RunDir(folder).about()
     entries = read_entries(RunDir(folder).journal.read(), folder, about["dagsel"])
-    return Record.read(about["run"], N_SHARDS, about["direction"], entries)
+    return read_into(Record(about["run"], N_SHARDS, about["direction"]), entries)
 
 
 @pytest.mark.parametrize("folder", NAMES, indirect=True)

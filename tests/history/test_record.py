@@ -60,6 +60,7 @@ from dagsel.messages import (
     UnitRecord,
 )
 from dagsel.steering import AddTrial
+from tests.driver.hand_engine import read_into
 
 N_SHARDS = 2
 
@@ -95,7 +96,7 @@ def epoch_of(trial: int, epoch: int, value: float, *decisions: Decision) -> list
 
 def fold(*entries: Entry, direction: Any = "maximize", keep: Keep = "best") -> Record:
     written = json.loads(json.dumps([ENTRIES.encode(entry) for entry in entries]))
-    return Record.read("3f9a", N_SHARDS, direction, map(ENTRIES.decode, written), keep)
+    return read_into(Record("3f9a", N_SHARDS, direction, keep), map(ENTRIES.decode, written))
 
 
 def searched(n_trials: int, n_epochs: int, keep: Keep = "best") -> Record:
@@ -459,7 +460,7 @@ PAIR = {"members": ("v",)}
 
 def switches(*entries: Entry) -> list[float]:
     began = [asked(0, decisions=[Train(0, 4)])]
-    return Record.read("r", N_SHARDS, "minimize", [*began, *entries]).switches
+    return read_into(Record("r", N_SHARDS), [*began, *entries]).switches
 
 
 def test_a_switch_costs_the_time_in_which_the_trial_did_not_train() -> None:
@@ -486,7 +487,7 @@ def test_what_is_no_switch_is_not_counted_as_one() -> None:
 
 def test_a_flow_hears_of_a_switch_once() -> None:
     reported = turn(Reported(0, 1, 0.5, {}, 1.0, switches=(3.5,)))
-    record = Record.read("r", N_SHARDS, "minimize", [asked(0, decisions=[Train(0, 4)])])
+    record = read_into(Record("r", N_SHARDS), [asked(0, decisions=[Train(0, 4)])])
     record.trials[0].switches += [3.5, 4.5]
     record.add(reported)
     assert record.trials[0].n_switches_told == 1
