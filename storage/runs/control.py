@@ -28,6 +28,7 @@ from typing import Any
 
 from dagsel.errors import RunDirError
 from dagsel.storage.files import Folder
+from dagsel.storage.runs.lock import out_of_reach
 
 FILE = "control.json"
 FORMAT = "dagsel.control"
@@ -92,7 +93,7 @@ class Control:
             token = secrets.token_hex(32)
             self._write({"format": FORMAT, "version": VERSION, "token": token})
         except OSError as error:
-            raise self._out_of_reach(error) from None
+            raise out_of_reach(self._folder, "write", error) from None
         return token
 
     def close(self) -> None:
@@ -146,7 +147,7 @@ class Control:
         try:
             self._folder.create(f"{_FOLDER}/{id_}.json", json.dumps(body).encode(), sync=True)
         except OSError as error:
-            raise self._out_of_reach(error) from None
+            raise out_of_reach(self._folder, "write", error) from None
         return id_
 
     def take_answer(self, id_: str) -> dict[str, Any] | None:
@@ -265,12 +266,6 @@ class Control:
         with contextlib.suppress(OSError, KeyError):
             return self._folder.own(FILE).owner()
         return "its owner"
-
-    def _out_of_reach(self, error: OSError) -> RunDirError:
-        text = self._folder.hide(str(error))
-        return RunDirError(
-            f"cannot write run_dir {self._folder.url}: {text}; check path and permissions"
-        )
 
 
 def _mark(token: str, id_: str, command: Any) -> str:

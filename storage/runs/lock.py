@@ -135,13 +135,16 @@ def acquire(
     except RunDirError:
         raise
     except OSError as error:
-        text = folder.hide(str(error))
-        raise RunDirError(
-            f"cannot write run_dir {folder.url}: {text}; check path and permissions"
-        ) from None
+        raise out_of_reach(folder, "write", error) from None
     if found is None or found.token != mine.token:
         raise RunDirLockedError(_taken(folder, found or mine))
     return RunLock(folder, mine, beat_s)
+
+
+def out_of_reach(folder: Folder, what: str, error: OSError) -> RunDirError:
+    """Return the error for a run's folder that cannot be read, or written."""
+    text = folder.hide(str(error))
+    return RunDirError(f"cannot {what} run_dir {folder.url}: {text}; check path and permissions")
 
 
 def driver_of(folder: Folder) -> Holder | None:

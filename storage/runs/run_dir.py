@@ -39,6 +39,7 @@ from dagsel.storage.runs.lock import (
     RunLock,
     acquire,
     driver_of,
+    out_of_reach,
 )
 
 FORMAT = "dagsel.run"
@@ -132,7 +133,7 @@ class RunDir:
                 return
             found = self._folder.read("run.json")
         except OSError as error:
-            raise self._out_of_reach("write", error) from None
+            raise out_of_reach(self._folder, "write", error) from None
         raise RunDirError(
             f"{self.url} holds run {_run_of(found or b'')} already; go on with it by "
             "dagsel.resume, or choose another run_dir"
@@ -276,7 +277,7 @@ class RunDir:
         try:
             return self._folder.read("run.json")
         except OSError as error:
-            raise self._out_of_reach("read", error) from None
+            raise out_of_reach(self._folder, "read", error) from None
 
     def _is_free(self) -> bool:
         return not self.has_begun() and self._is_ours()
@@ -287,10 +288,6 @@ class RunDir:
         except RunDirError:
             return False
         return True
-
-    def _out_of_reach(self, what: str, error: OSError) -> RunDirError:
-        text = self._folder.hide(str(error))
-        return RunDirError(f"cannot {what} run_dir {self.url}: {text}; check path and permissions")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RunDir, (self._folder,)
