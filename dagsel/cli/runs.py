@@ -13,16 +13,15 @@ import click
 import dagsel
 from dagsel.cli.answer import Answer, answered
 from dagsel.console import printable
+from dagsel.steerable import READ_PAUSE
 
 if TYPE_CHECKING:
     from dagsel.history.record import Record
     from dagsel.history.result import Run
     from dagsel.views.snapshot import Snapshot, TrialRow
 
-#: So often a search that goes on is looked at,
+#: So often a search that goes on is looked at.
 _LOOK_S = 1.0
-#: and after so many times the time that it takes to look.
-_SPARING = 10
 #: Units per second are averaged over this time.
 _LAST_S = 10.0
 
@@ -62,7 +61,7 @@ def watch(run_dir: str) -> Iterator[Answer]:
             yield answer
         if not driver:
             return
-        time.sleep(max(_LOOK_S, _SPARING * (time.monotonic() - began)))
+        time.sleep(max(_LOOK_S, READ_PAUSE * (time.monotonic() - began)))
 
 
 @click.command()

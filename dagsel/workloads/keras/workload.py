@@ -178,10 +178,8 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the model and the optimizer."""
         with self._streams():
-            seed_streams(seed, torch=self._on_torch)
-            models = _models()
-            made = models.make(self.model, config)
-            return self._pack(models.read(made), {"seed": seed}, self._read_streams())
+            values = _models().read(self._build(config, seed))
+            return self._pack(values, {"seed": seed}, self._read_streams())
 
     def train(
         self,
