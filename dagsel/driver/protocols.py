@@ -1,7 +1,7 @@
 """What the runner needs of the world: somewhere to run units, to store states, to write entries.
 
 On a cluster these are `dagsel.execution.engine.DaskEngine`, `dagsel.storage.CheckpointStore` and
-`dagsel.storage.EntryLog`; in virtual time, those of `dagsel.simulation`.
+`dagsel.session.LockedJournal`; in virtual time, those of `dagsel.simulation`.
 """
 
 from __future__ import annotations
