@@ -42,6 +42,29 @@ def test_to_check_and_to_train_a_workload_does_not_import_it() -> None:
     assert said("train(); print(is_there())") == ["False"]
 
 
+def test_to_train_in_a_gang_does_not_import_it() -> None:
+    """It took seconds on each worker, often the last ones of a search with a deadline."""
+    program = """
+import torch.distributed as dist
+
+train()
+group, gloo = dist.ProcessGroup(dist.HashStore(), 0, 1), dist.ProcessGroup.BackendType.GLOO
+group._set_default_backend(gloo)  # as a gang's: PyTorch's own way imports the compiler
+backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+group._register_backend(torch.device("cpu"), gloo, backend)
+alone = torch.nn.parallel.DistributedDataParallel(
+    torch.nn.Linear(4, 2), process_group=group, init_sync=False)
+alone(torch.ones(3, 4)).sum().backward()
+print(is_there(), torch._dynamo.utils.get_optimize_ddp_mode())
+utils = torch._dynamo.utils
+print(utils.istype(1, int), is_there())
+torch._dynamo.config.optimize_ddp = False
+print(utils.get_optimize_ddp_mode(), torch._dynamo.utils.get_optimize_ddp_mode())
+"""
+    told = ["False", "ddp_optimizer", "True", "True", "no_optimization", "no_optimization"]
+    assert said(program) == told
+
+
 def test_it_comes_when_something_is_compiled_and_is_told_all_it_was_not_told() -> None:
     program = """
 plain = train()
