@@ -140,7 +140,7 @@ class DaskEngine:
         awaits = None
         if not found:
             awaits = self.client.submit(int, pure=False)
-            self._workforce.ask_again()
+            self._workforce.ask_for_first(self.worker_timeout_s)
         self.client.subscribe_topic(report_topic(run), self._hear)
         patience_s = max(_PATIENCE_S, self.worker_timeout_s)
         versions = check_versions(self.client, list(found), within_s=patience_s)

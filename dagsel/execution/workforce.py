@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from dagsel.console import span
 from dagsel.execution.cluster import told_if_slow
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.spec_cluster import end_workers
@@ -162,6 +163,14 @@ class Workforce:
         """
         if self._n_wanted is None and self.driver is not None and self.driver.pools:
             self.want(max(1, len(self.staying), self._n_asked or 0))
+
+    def ask_for_first(self, timeout_s: float) -> None:
+        """Ask for workers where there is none, and say how long one is waited for."""
+        logger.warning(
+            "no worker is there yet: one is waited for, for %s; worker_timeout= says how long",
+            span(timeout_s),
+        )
+        self.ask_again()
 
     def ask_again(self) -> None:
         """Ask for workers in the place of those that were lost, or if there is none.

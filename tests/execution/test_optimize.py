@@ -306,11 +306,14 @@ def test_a_worker_on_which_no_unit_could_run_is_refused_and_named(optimize: Opti
             optimize(SyntheticWorkload(), metric="value", client=address)
 
 
-def test_no_worker_is_an_error_that_says_so(optimize: Optimize) -> None:
+def test_no_worker_is_an_error_that_says_so(
+    optimize: Optimize, caplog: pytest.LogCaptureFixture
+) -> None:
     with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1") as cluster:
         address = cluster.scheduler_address  # with the cluster itself it would ask for one
         with pytest.raises(errors.NoWorkersError, match="no worker came within 0.5 s"):
             optimize(SyntheticWorkload(), metric="value", client=address, worker_timeout=0.5)
+    assert "no worker is there yet: one is waited for, for 0.5 s" in caplog.text
 
 
 def test_a_worker_that_is_too_small_is_named_with_its_numbers(optimize: Optimize) -> None:
