@@ -50,13 +50,14 @@ def read_parquet(
         with reading_file(name), fsspec.open(name, "rb") as stream:
             yield parquet.ParquetFile(stream, **options)
 
-    schemas, length = list[Any](), 0
+    schemas, length, encoded = list[Any](), 0, list[set[str]]()
     first_file = next(iter(files))
     what = without_credentials(first_file)
     for name, told in files.items():
         with opened(name) as file:
             schemas.append(file.schema_arrow)
             length += file.metadata.num_rows
+            encoded += _with_dictionary(file.metadata)
         kinds, ours = (
             {**dict.fromkeys(parts, "a folder's name"), **{one.name: one.type for one in schema}}
             for parts, schema in ((told, schemas[-1]), (files[first_file], schemas[0]))
@@ -100,9 +101,15 @@ def read_parquet(
             found = set(folders[of].values())
             if not any(isinstance(value, str) for value in found):
                 continue
-        elif is_text(first.field(of).type):
-            tables = (table[of].unique().to_pylist() for _, _, table in groups([of]))
-            found = {value for values in tables for value in values}
+        elif is_text(kind := first.field(of).type):
+            found, orders = set[Any](), set[tuple[str, ...]]()
+            for _, _, table in groups([of]):
+                found |= {*table[of].unique().to_pylist()}
+                if getattr(kind, "ordered", False) and all(of in group for group in encoded):
+                    orders.add((*table[of].dictionary.to_pylist(),))
+            if len(orders) == 1:  # else nothing says which it is
+                classes.known[name] = [*orders.pop()]
+                continue
         else:
             continue
         classes.known[name] = sorted(value for value in found if value is not None)
@@ -123,6 +130,13 @@ def read_parquet(
         return (getter_of(file, table)(str(key)) for file, _, table in groups([str(key)]))
 
     return Input(Batches(batches(), length), values, joined(wanted))
+
+
+def _with_dictionary(metadata: Any) -> list[set[str]]:
+    """Return of each row group the columns whose values it lists, in their order."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = ([group.column(at) for at in range(group.num_columns)] for group in groups)
+    return [{one.path_in_schema for one in of if one.has_dictionary_page} for of in columns]
 
 
 def _batch_rows(metadata: Any) -> int:

@@ -663,6 +663,23 @@ def test_a_parquet_file_is_streamed(groups: int, most_mb: int, tmp_path: Path) -
     assert 0 < more_mb < most_mb, f"{path.stat().st_size >> 20} MB of Parquet took {more_mb} MB"
 
 
+@pytest.mark.parametrize(
+    ("how", "order"),
+    [
+        ({}, ("S", "M", "L", "XL")),
+        ({"row_group_size": 2}, ("S", "M", "L", "XL")),
+        ({"use_dictionary": False}, ("L", "M", "S")),  # such a file does not have it
+    ],
+)
+def test_an_ordered_category_of_a_parquet_file_keeps_its_order(
+    how: dict[str, Any], order: tuple[str, ...], tmp_path: Path
+) -> None:
+    sizes = pd.Categorical(["L", "S", "M"] * 4, categories=["S", "M", "L", "XL"], ordered=True)
+    pd.DataFrame({"size": sizes}).to_parquet(tmp_path / "a.parquet", **how)
+    data = ShardedDataset.write(tmp_path / "d.zarr", tmp_path / "a.parquet", n_shards=1)
+    assert data.classes == {"size": order}
+
+
 def test_a_class_that_comes_late_in_a_file_is_known_from_the_start(tmp_path: Path) -> None:
     frame = table().sort_values("kind", ignore_index=True).assign(age=range(N))
     data = ShardedDataset.write(tmp_path / "data", as_file(frame, tmp_path), n_shards=2)
