@@ -516,7 +516,7 @@ def test_commands_are_performed_once_though_the_driver_is_killed_after_them(
     assert set(trials) == {*range(steered_driver.N_TRIALS), int(clone), int(added)}
     assert trials[0].reason == "stopped by the user"
     assert [len(trials[n].adoptions) for n in (int(clone), int(added))] == [1, 0]
-    assert trials[2].reason == "the time or the budget is over"  # it was paused until the end
+    assert trials[2].reason == "the search was ended by the user"  # it was paused until the end
     assert "RUNNING" not in states(tmp_path)
 
 
