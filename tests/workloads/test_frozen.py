@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dagsel.errors import WorkloadError
+from dagsel.workloads import TorchWorkload
 from dagsel.workloads.torch.frozen import BaseBuffer
 from tests.workloads.test_base import (
     CONFIG,
@@ -123,3 +124,23 @@ def test_a_buffer_whose_rows_change_places_has_changed() -> None:
     order = torch.arange(6)
     for changed, is_changed in ((order.clone(), False), (order.roll(1), True)):
         assert BaseBuffer("order", changed, order).is_changed() == is_changed
+
+
+@pytest.mark.parametrize(
+    ("n_frozen", "state", "says"),
+    [(2, None, True), (2, "trainable", False), (1, None, False), (0, None, False)],
+)
+def test_it_is_said_once_if_states_hold_what_is_frozen_of_a_large_model(
+    n_frozen: int, state: Any, says: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def model(config: Any) -> nn.Module:
+        made = nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(3)))
+        made[:n_frozen].requires_grad_(False)
+        return made
+
+    it = TorchWorkload(model, F.mse_loss, torch.optim.SGD, batch_size=8, state=state)
+    for _ in range(2):
+        it.validate({"lr": 0.1})
+    found = [text for text in caplog.messages if "requires_grad=False" in text]
+    assert len(found) == says
+    assert not says or "32.0 MB of the model's 48.0 MB" in found[0]

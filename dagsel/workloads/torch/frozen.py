@@ -8,12 +8,20 @@ checksum of it travels with the trial.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from dagsel.console import readable_size
+
+logger = logging.getLogger("dagsel")
+
+#: So many bytes of frozen parameters are worth a word where each state holds them.
+_MUCH = 20_000_000
 
 
 class BaseBuffer(NamedTuple):
@@ -108,3 +116,16 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
         words = words.clone()
     total = words.view(torch.int64).sum()
     return total + rest.sum(dtype=torch.int64) if rest.numel() else total
+
+
+def say_frozen(module: torch.nn.Module) -> None:
+    """Say in the log if most of a large model is frozen: each of its states holds all of it."""
+    frozen = sum(it.nbytes for it in module.parameters() if not it.requires_grad)
+    whole = sum(it.nbytes for it in module.parameters())
+    if frozen > max(_MUCH, whole / 2):
+        logger.warning(
+            "%s of the model's %s of parameters do not train (requires_grad=False), and are stored "
+            'with each state: base= or state="trainable" leaves them out',
+            readable_size(frozen),
+            readable_size(whole),
+        )

@@ -33,6 +33,7 @@ from dagsel.workloads.torch.build import beside_state, check_alike
 from dagsel.workloads.torch.ddp import GangBatches, check_end, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
+from dagsel.workloads.torch.frozen import say_frozen
 from dagsel.workloads.torch.layout import ChannelsLast
 from dagsel.workloads.torch.live import LiveTrials, drop_gradients
 from dagsel.workloads.torch.loop import (
@@ -268,9 +269,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             device_memory=device_memory,
             flags={"cuda_graphs": cuda_graphs, "drop_last": drop_last},
         )  # fmt: skip
-        self.batch_size, self.drop_last, self.eval_batch_size = (
-            batch_size, drop_last, eval_batch_size)  # fmt: skip
-        self.lr_scheduler_interval = lr_scheduler_interval
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
+        self.drop_last, self.lr_scheduler_interval = drop_last, lr_scheduler_interval
         self.precision, self.compile, self.channels_last = precision, compile, channels_last
         self.fused, self.cuda_graphs = fused, cuda_graphs
         self.device_memory, self.max_batch, self._memory = device_memory, max_batch, memory
@@ -321,6 +321,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             check(module, optimizer, schedule, without=self._frozen(module).left_out())
             if self._memory is None:
                 self._counts.note(config, self._count(module, optimizer))
+            if not (self._has_made_two or self._leaves_out):
+                say_frozen(module)
             once = {} if self._has_made_two else beside_state(module)
             del module, optimizer, schedule
             if not self._has_made_two:  # the other one must have parameters of its own
