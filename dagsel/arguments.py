@@ -23,7 +23,7 @@ from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, Goal, Keep, Traits
 from dagsel.planning.budget import Budget, budget_for, to_seconds
 from dagsel.planning.pools import Workers, check_workers
-from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage import Batches, ImageFolder, RunDir, ShardedDataset, WebDataset
 from dagsel.storage.datasets.inputs.read import is_dataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.shard_cache import Hold
@@ -296,7 +296,9 @@ def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
         write = 'data=(frame.drop(columns="target"), frame["target"])'
     elif isinstance(tensors := getattr(data, "tensors", None), tuple) and len(tensors) == 2:
         write = "data=dataset.tensors"
-    elif hasattr(data, "__getitem__") and type(data).__module__.partition(".")[0] not in _PLAIN:
+    elif isinstance(data, Batches | ImageFolder | WebDataset) or (
+        hasattr(data, "__getitem__") and type(data).__module__.partition(".")[0] not in _PLAIN
+    ):
         write = 'data=ShardedDataset.write("data.zarr", dataset, n_shards=8)'
     else:
         write = "data=(x, y), or the URL of a data set that ShardedDataset.write wrote"

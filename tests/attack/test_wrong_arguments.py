@@ -162,6 +162,8 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         DATA, "got a tuple", 'data=ShardedDataset.write("data.zarr", train, validation=test'),
     "data=torch.utils.data.DataLoader(SAMPLES)": (
         DATA, "got a DataLoader", 'data=ShardedDataset.write("data.zarr", loader.dataset'),
+    "data=dagsel.storage.ImageFolder('photos')": (
+        DATA, "got an ImageFolder", 'data=ShardedDataset.write("data.zarr", dataset, n_shards=8)'),
     "data=(X, Y[:9])": (DATA, "'x' has 600, 'y' has 9 samples", "make them equal"),
     "data=(X, 'y')": (DATA, "y must be an array", "got 'y'"),
     "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "'city' holds text", "dtype=float)"),
