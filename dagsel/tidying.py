@@ -54,7 +54,8 @@ def drop_states(record: Record, folder: RunDir) -> None:
     Those of a search that Ctrl-C has ended stay where a resume needs them.
     """
     states = folder.states
-    for trial in record.trials.keys() - {best.trial for best in record.top} - record.interrupted:
+    others = record.trials.keys() - {best.trial for best in record.top} - record.interrupted
+    for trial in others.intersection(states.trials()):  # each that is asked for is a look
         states.drop(trial)
     for best in record.top:
         if best.trial in record.interrupted:

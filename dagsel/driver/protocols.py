@@ -149,6 +149,10 @@ class States(Protocol):
         """Remove what all shards have kept of these."""
         ...
 
+    def trials(self) -> Sequence[int]:
+        """Return the trials that have anything stored."""
+        ...
+
     def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
         """Return the places of a trial's complete states, or of partial ones."""
         ...

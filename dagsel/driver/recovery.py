@@ -252,7 +252,8 @@ class StoredStates:
         """Drop the states of all trials that have ended but the best ones."""
         self._kept = self._top
         live = {trial.number for trial in self.record.trials.values() if trial.is_live}
-        for number in self.record.trials.keys() - live - self._kept - self.record.interrupted:
+        ended = self.record.trials.keys() - live - self._kept - self.record.interrupted
+        for number in ended.intersection(self.states.trials()):  # each that is asked for is a look
             self.states.drop(number)
 
     def ended(self, trial: int) -> None:

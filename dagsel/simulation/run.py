@@ -349,6 +349,9 @@ class _NoStates:
             raise CheckpointNotFoundError("a simulated search trains nothing, so it has no models")
         return b"", {}
 
+    def trials(self) -> tuple[int, ...]:
+        return ()
+
     def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
         return ()
 

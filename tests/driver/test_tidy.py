@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dagsel.driver.recovery import StoredStates
+from dagsel.driver.scoring import Scores
 from dagsel.history.record import Best, Record
 from dagsel.history.trial import TrialRecord
 from dagsel.storage import CheckpointStore, RunDir
+from dagsel.storage.files import Folder
 from dagsel.tidying import tidy
 
 
@@ -92,6 +95,31 @@ def test_few_of_many_trials_that_failed_alike_are_named(
         "100 of 102 trials failed",
         f"trial {numbers} and 88 more failed: no",
     ]
+
+
+@pytest.mark.parametrize("what", ["tidy", "go on"])
+def test_trials_of_which_nothing_is_stored_are_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """There may be thousands, and each look is a request to an object store."""
+    record, run = a_run(tmp_path, None)
+    ended = {n: TrialRecord(n, {}, {}, state="pruned") for n in range(102)}
+    record.trials |= ended
+    n_looks, kinds = 0, Folder.kinds
+
+    def counted(folder: Folder, key: str = "") -> dict[str, str]:
+        nonlocal n_looks
+        n_looks += 1
+        return kinds(folder, key)
+
+    monkeypatch.setattr(Folder, "kinds", counted)
+    if what == "tidy":
+        tidy(record, run)
+    else:
+        scores = Scores(run.states, ("loss",))
+        StoredStates(run.states, record, lambda blob, *_: blob, scores).drop_ended()
+    assert n_looks < 10
+    assert not stored(run.states)
 
 
 def test_to_tidy_twice_is_to_tidy_once(tmp_path: Path) -> None:

@@ -323,8 +323,8 @@ FAULTS = (
     Fault(
         "tidy: states of other trials stay",
         "tidying.py",
-        "{best.trial for best in record.top} - record.interrupted:",
-        "record.trials.keys() - record.interrupted:",
+        "{best.trial for best in record.top} - record.interrupted",
+        "record.trials.keys() - record.interrupted",
         "driver/test_tidy.py",
     ),
     Fault(
