@@ -432,3 +432,18 @@ def test_what_is_compiled_is_of_the_values_of_a_configuration_and_not_of_their_t
         for n, value in enumerate([long, other, long.copy(), lambda x: x, lambda x: -x])
     ]
     assert numbers == [0, 1, 0, 3, 4]
+
+
+def test_a_module_of_linen_trains_as_the_error_says_that_it_is_wrapped() -> None:
+    import jax.numpy as jnp
+    from flax import linen, nnx
+
+    with pytest.raises(WorkloadError, match=r"lazy_init\(nnx.bridge.ToNNX\(module, rngs"):
+        check(small(model=lambda config, rngs: linen.Dense(3)))
+    workload = small(
+        model=lambda config, rngs: nnx.bridge.lazy_init(
+            nnx.bridge.ToNNX(linen.Dense(3), rngs=rngs), jnp.zeros((1, 6))
+        )
+    )
+    check(workload)
+    assert train(workload, workload.init(CONFIG, SEED)).finished

@@ -54,8 +54,8 @@ class FlaxParts:
         if not isinstance(model, nnx.Module):
             raise WorkloadError(
                 f"model must return a flax.nnx.Module, got {shown(model)}; write "
-                "model=lambda config, rngs: MyModule(config, rngs=rngs), and wrap a module of "
-                "Linen by nnx.bridge.ToNNX"
+                "model=lambda config, rngs: MyModule(config, rngs=rngs), or for a module of Linen "
+                "nnx.bridge.lazy_init(nnx.bridge.ToNNX(module, rngs=rngs), x) with x like a batch"
             )
         if not jax.tree.leaves(nnx.state(model, nnx.Param)):
             raise WorkloadError(
