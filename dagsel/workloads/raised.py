@@ -92,6 +92,11 @@ _CURES = tuple(
             "numbers count from 0, as in  classes, y = np.unique(y, return_inverse=True)",
         ),
         (
+            r"index out of range in self",
+            "an embedding of the model has no row for a number of the data, such as a token: give "
+            "it a row for each, as many as len(tokenizer); numbers count from 0",
+        ),
+        (
             r"mix of the legacy and new APIs to set the matmul precision",
             'precision="tf32" and something that sets fp32_precision of torch.backends do not go '
             "together: leave the one or the other out",

@@ -105,6 +105,7 @@ def mixed() -> None:
             ),
             "an output for each class",
         ),
+        (lambda: torch.nn.Embedding(3, 2)(torch.tensor([3])), "as many as len(tokenizer)"),
         (
             lambda: torch.nn.functional.cross_entropy(torch.zeros(4, 3), torch.zeros(4).int()),
             'y.astype("int64")',
