@@ -7,6 +7,7 @@ which few (`Tagged`), so a file from a stranger can name no class and run no cod
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -97,6 +98,21 @@ def _is_plain(value: Any) -> bool:
         case dict():
             return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
     return False
+
+
+def finite_part(value: Any) -> Any:
+    """Return a value with None for the numbers that JSON does not have: NaN and infinities.
+
+    Examples
+    --------
+    >>> finite_part({"value": float("nan"), "at": (1, 2.5)})
+    {'value': None, 'at': [1, 2.5]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(name): finite_part(part) for name, part in value.items()}
+    return [finite_part(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _is_left_out(field: Field[Any], value: Any) -> bool:

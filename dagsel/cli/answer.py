@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
 
+from dagsel.codec import finite_part
 from dagsel.console import printable_lines
 from dagsel.errors import DagselError
 
@@ -82,15 +82,7 @@ def as_text(body: Any, indent: int | None = None) -> str:
     >>> as_text({"value": float("nan"), "at": (1, 2.5)})
     '{"value": null, "at": [1, 2.5]}'
     """
-    return json.dumps(_plain(body), indent=indent, default=str)
-
-
-def _plain(part: Any) -> Any:
-    if isinstance(part, float) and not math.isfinite(part):
-        return None
-    if isinstance(part, dict):
-        return {str(name): _plain(value) for name, value in part.items()}
-    return [_plain(value) for value in part] if isinstance(part, list | tuple) else part
+    return json.dumps(finite_part(body), indent=indent, default=str)
 
 
 def _fail(error: Exception, as_json: bool) -> NoReturn:

@@ -10,6 +10,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from dagsel.codec import finite_part
 from dagsel.console import amount, shown_config, span
 from dagsel.history.bars import bars, busy_seconds, worker_names
 from dagsel.history.plots.style import best_trials, colours
@@ -47,7 +48,7 @@ def report_page(
     made
         How it was made: what stands in the last table.
     """
-    data = json.dumps(_finite(_data(metric, record, deadline_s, budget)), separators=(",", ":"))
+    data = json.dumps(finite_part(_data(metric, record, deadline_s, budget)), separators=(",", ":"))
     here = files("dagsel.history.report")
     style = here.joinpath("report.css").read_text("utf-8")
     script = here.joinpath("report.js").read_text("utf-8")
@@ -133,19 +134,6 @@ def _data(
 
 def _is_number(epoch: Any) -> bool:
     return math.isfinite(epoch.value)
-
-
-def _finite(value: Any) -> Any:
-    """Return a value without what JSON cannot say."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {key: _finite(item) for key, item in value.items()}
-        case list():
-            return [_finite(item) for item in value]
-        case _:
-            return value
 
 
 def _summary(metric: str, record: Record) -> str:
