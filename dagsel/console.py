@@ -55,6 +55,18 @@ def amount(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
+def counted(n: float, what: str) -> str:
+    """Return a number of things.
+
+    Examples
+    --------
+    >>> counted(1, "trial"), counted(2.5, "epoch")
+    ('1 trial', '2.5 epochs')
+    """
+    number = amount(n)
+    return f"{number} {what}{'s' * (number != '1')}"
+
+
 def span(seconds: float) -> str:
     """Return a span of time as a text.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from dagsel.console import amount, span
+from dagsel.console import amount, counted, span
 from dagsel.history.course import Course, Moment
 from dagsel.history.plan_rows import PlanRow, PlanSpan, first_training
 from dagsel.history.record import Record
@@ -33,7 +33,7 @@ def differences(
     told += _growth(record, course) if record.plans else ()
     for row in rows:
         if row.planned is None and row.done is not None and row.name == "start" and record.plans:
-            cost = _count(row.done.worker_seconds, "worker-second")
+            cost = counted(row.done.worker_seconds, "worker-second")
             took = f"the start took {span(row.done.lasts_s)} and {cost}"
             told.append((row.done.begins_s, f"{took}; the plan was made for what was left"))
         if row.planned is not None:
@@ -52,11 +52,6 @@ def _plans(record: Record) -> Iterator[tuple[float, str]]:
 
 def _far(one: float, other: float) -> bool:
     return abs(one - other) > max(_LEAST, _SHARE * max(abs(one), abs(other)))
-
-
-def _count(n: float, what: str) -> str:
-    told = amount(n)
-    return f"{told} {what}" + ("" if told == "1" else "s")
 
 
 def _begin(plan: Plan) -> float:
@@ -89,12 +84,12 @@ def _row(record: Record, course: Course, row: PlanRow, planned: PlanSpan) -> Ite
             n, of = done.n_trials, planned.n_trials
             is_cut = any(abs(_begin(plan) - planned.ends_s) < 1e-6 for _, plan in record.plans[1:])
             again = "; it was planned again before its end" if is_cut else ""
-            yield f"{name} trained {_count(n, 'trial')}, not {of}{_ended(record, done)}{again}"
+            yield f"{name} trained {counted(n, 'trial')}, not {of}{_ended(record, done)}{again}"
         why = _why_others(course, done, planned.n_workers)
         if why:
             yield f"{name} had {_range(course, done)}, not {amount(planned.n_workers)}: {why}"
     if _far(done.worker_seconds, planned.worker_seconds):
-        billed = _count(done.worker_seconds, "worker-second")
+        billed = counted(done.worker_seconds, "worker-second")
         yield (
             f"{'the start' if name == 'start' else name} was billed {billed}, "
             f"{amount(planned.worker_seconds)} were planned"
@@ -115,7 +110,7 @@ def _ended(record: Record, done: PlanSpan) -> str:
 def _range(course: Course, done: PlanSpan) -> str:
     there = [moment.n_workers for moment in course.between(done.begins_s, done.ends_s)]
     low, high = min(there), max(there)
-    return _count(high, "worker") if low == high else f"{low} to {_count(high, 'worker')}"
+    return counted(high, "worker") if low == high else f"{low} to {counted(high, 'worker')}"
 
 
 def _why_others(course: Course, done: PlanSpan, planned: float) -> str:
@@ -175,7 +170,7 @@ def _growth(record: Record, course: Course) -> Iterator[tuple[float, str]]:
         same = [m for i, m in enumerate(later) if all(x.n_wanted == wanted for x in later[: i + 1])]
         came = next((m.seconds for m in same if m.n_workers >= wanted), None)
         planned = next((s for made, s in reversed(startups) if made <= at), startups[0][1])
-        who = f"the {_count(n, 'worker')} that {_were(n)} asked for at {span(at)}"
+        who = f"the {counted(n, 'worker')} that {_were(n)} asked for at {span(at)}"
         if came is None:
             most = max((m.n_workers for m in same), default=asked.n_workers) - asked.n_workers
             came_too = "none" if most <= 0 else f"only {most}"
@@ -193,7 +188,7 @@ def _sessions(record: Record, course: Course) -> Iterator[tuple[float, str]]:
             begin.seconds,
             (
                 f"another session went on at {span(begin.seconds)}; its first unit began at "
-                f"{span(first)}, after {_count(cost, 'worker-second')}"
+                f"{span(first)}, after {counted(cost, 'worker-second')}"
             ),
         )
 
@@ -213,12 +208,12 @@ def _ends(
     if release is not None and release.lasts_s > _LEAST:
         told.append(
             f"the release of the workers took {span(release.lasts_s)} and "
-            f"{_count(release.worker_seconds, 'worker-second')}"
+            f"{counted(release.worker_seconds, 'worker-second')}"
         )
     if budget is None or budget.worker_seconds == math.inf:
         return told
     left = budget.worker_seconds - course.end.worker_seconds
-    of = _count(abs(left), "worker-second")
+    of = counted(abs(left), "worker-second")
     if left > _LEAST:
         told.append(f"{of} of {amount(budget.worker_seconds)} were not used: {_why(record, end)}")
     elif left < -_LEAST:

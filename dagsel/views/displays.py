@@ -15,12 +15,12 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from dagsel.console import Progress, printable, span
+from dagsel.console import Progress, counted, printable, span
 from dagsel.views.facts import Steer
 from dagsel.views.notebook import LiveView, has_widgets
 from dagsel.views.snapshot import Snapshot, TrialRow
 from dagsel.views.table import notebook_table, terminal_lines
-from dagsel.views.words import clock, counted
+from dagsel.views.words import clock
 
 #: A log has a line on the whole search so often.
 LOG_EVERY_S = 60.0

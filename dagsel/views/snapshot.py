@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagsel.console import shown_config
+from dagsel.console import counted, shown_config
 from dagsel.dispatch.description import WorkerNow
 from dagsel.history.live import config_kept
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.views.facts import Facts, Gauge
-from dagsel.views.words import clock, counted, from_to, seconds_left
+from dagsel.views.words import clock, from_to, seconds_left
 
 #: So many of the last units say how long the next ones take.
 LAST_UNITS = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dagsel.console import amount, readable_size, span
+from dagsel.console import counted, readable_size, span
 from dagsel.dispatch.description import WorkerNow
 from dagsel.messages import UnitRecord
 
@@ -40,17 +40,6 @@ def seconds_left(
     n_left = n_epochs * n_shards * len(took) / n_train
     error = 2 * math.sqrt(variance * (1 / len(took) + 1 / n_left))
     return max(0.0, mean - error) * n_left / n_workers, (mean + error) * n_left / n_workers
-
-
-def counted(n: float, what: str) -> str:
-    """Return a number of things.
-
-    Examples
-    --------
-    >>> counted(1, "trial"), counted(2.5, "epoch")
-    ('1 trial', '2.5 epochs')
-    """
-    return f"{amount(n)} {what}{'s' * (n != 1)}"
 
 
 def from_to(least: float, most: float) -> str:
