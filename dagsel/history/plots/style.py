@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any, TypeAlias
 
 from dagsel.checks import short_traceback
@@ -77,4 +78,4 @@ def plain(text: str) -> str:
     >>> plain("lr<b>=1")
     'lr&lt;b&gt;=1'
     """
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escape(text, quote=False)
