@@ -34,6 +34,7 @@ from dagsel.workloads.torch.fit import check_dtypes, is_mapped
 from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.reconfigure import Outline, Reconfigures, outline
+from dagsel.workloads.torch.schedules import check_mode
 from dagsel.workloads.torch.speed import Precision, check_options, multiplying
 from dagsel.workloads.torch.state import StateReader, as_torch, check
 
@@ -340,12 +341,7 @@ which epoch of a trial is its last; do it with run.best_model()
                     f"{kind} monitors {name!r}, which is known after an epoch, and its interval is "
                     "'step'; leave interval out"
                 )
-            mode, own = getattr(held.scheduler, "mode", None), goal.direction[:3]
-            if mode in ("min", "max") and mode != own:
-                raise WorkloadError(
-                    f"{kind} has mode={mode!r}, and the search is to {goal.direction} {name!r}, "
-                    f"which it follows; write {kind}(optimizer, mode={own!r})"
-                )
+            check_mode(held.scheduler, goal)
         return bool(found)
 
     def _try_scoring(self, config: Config, data: DataOutline) -> None:
@@ -364,11 +360,8 @@ which epoch of a trial is its last; do it with run.best_model()
             scores.check_names(trial.trainer.lightning_module, self.pooled_metrics, logged)
         for held in trial.configs:
             name = held.monitor
-            if (
-                held.reduce_on_plateau
-                and name in scores.names_of(logged)
-                and (name not in self._metrics)
-            ):
+            is_logged = name in scores.names_of(logged) and name not in self._metrics
+            if held.reduce_on_plateau and is_logged:
                 raise WorkloadError(
                     f"{type(held.scheduler).__name__} monitors {name!r} of validation, which is "
                     f"not in metrics=; name it there and search by metric={name!r}"

@@ -48,6 +48,17 @@ def check_schedule(schedule: Any, interval: str) -> Any:
     return schedule
 
 
+def check_mode(schedule: Any, goal: Goal) -> None:
+    """Raise a `WorkloadError` if a schedule takes the metric's worse values for the better."""
+    mode, own = getattr(schedule, "mode", None), goal.direction[:3]
+    if mode in ("min", "max") and mode != own:
+        kind = type(schedule).__name__
+        raise WorkloadError(
+            f"{kind} has mode={mode!r}, and the search is to {goal.direction} {goal.metric!r}, "
+            f"which it follows; write {kind}(optimizer, mode={own!r})"
+        )
+
+
 def begin_epoch(schedule: Any, visit: Visit) -> None:
     """Step a schedule by the metric of the epoch before, if it takes that and it is known."""
     if visit.last_value is not None and takes_metric(schedule):
@@ -143,11 +154,5 @@ class FollowsMetrics:
             schedule = self._build_optimizer(module, config)[1]
         if not takes_metric(schedule):
             return False
-        mode, own = getattr(schedule, "mode", None), goal.direction[:3]
-        if mode in ("min", "max") and mode != own:
-            kind = type(schedule).__name__
-            raise WorkloadError(
-                f"{kind} has mode={mode!r}, and the search is to {goal.direction} "
-                f"{goal.metric!r}, which it follows; write {kind}(optimizer, mode={own!r})"
-            )
+        check_mode(schedule, goal)
         return True
