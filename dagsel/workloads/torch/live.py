@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +158,8 @@ class LiveTrials:
         header = bytes(state.buffer[:n_header])
         as_they_were = [(b.buffer, b.original) for b in trial.frozen.buffers if not b.is_changed()]
         kept = _Kept(trial, steps, header, state.nbytes, numbers, as_they_were)
-        trial.set_streams, trial.cursor = partial(_set_streams, captured.streams), None
+        streams = captured.streams
+        trial.set_streams, trial.cursor = lambda device: write_streams(streams), None
         self._kept.append(kept)
         while len(self._kept) > MOST or sum(kept.n_bytes for kept in self._kept) > MOST_BYTES:
             self._kept.pop(0)
@@ -201,10 +201,6 @@ class LiveTrials:
             )
         except UnknownError:
             return False
-
-
-def _set_streams(streams: dict[str, Any], device: torch.device) -> None:
-    write_streams(streams)
 
 
 def drop_gradients(module: torch.nn.Module) -> None:
