@@ -122,9 +122,7 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
         return f"<RunLock of {self._folder.url}: {self.holder}>"
 
 
-def acquire(
-    folder: Folder, run: str, *, stale_after_s: float = STALE_AFTER_S, beat_s: float = BEAT_S
-) -> RunLock:
+def acquire(folder: Folder, run: str, *, stale_after_s: float, beat_s: float) -> RunLock:
     """Take the lock of a run's folder; see `RunDir.lock`."""
     mine = _this_process(run)
     try:
