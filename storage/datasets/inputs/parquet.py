@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import fsspec
@@ -50,26 +50,8 @@ def read_parquet(
         with reading_file(name), fsspec.open(name, "rb") as stream:
             yield parquet.ParquetFile(stream, **options)
 
-    schemas, length, encoded = list[Any](), 0, list[set[str]]()
-    first_file = next(iter(files))
-    what = without_credentials(first_file)
-    for name, told in files.items():
-        with opened(name) as file:
-            schemas.append(file.schema_arrow)
-            length += file.metadata.num_rows
-            encoded += _with_dictionary(file.metadata)
-        kinds, ours = (
-            {**dict.fromkeys(parts, "a folder's name"), **{one.name: one.type for one in schema}}
-            for parts, schema in ((told, schemas[-1]), (files[first_file], schemas[0]))
-        )
-        differs = next((c for c in {**ours, **kinds} if ours.get(c) != kinds.get(c)), None)
-        if differs is not None:
-            raise DatasetInputError(
-                f"{without_credentials(name)} has a schema of its own: {differs!r} is "
-                f"{kinds.get(differs, 'missing')}, and in {what} "
-                f"{ours.get(differs, 'missing')}; give all files the same columns"
-            )
-    first = schemas[0]
+    what = without_credentials(next(iter(files)))
+    first, length, encoded = _one_schema(files, opened, what)
     folders = _columns_of_folders(files, first.names)
     names = [*first.names, *folders]
     wanted = reading.chosen(names, what)
@@ -130,6 +112,34 @@ def read_parquet(
         return (getter_of(file, table)(str(key)) for file, _, table in groups([str(key)]))
 
     return Input(Batches(batches(), length), values, joined(wanted))
+
+
+def _one_schema(
+    files: Mapping[str, Mapping[str, str]],
+    opened: Callable[[str], AbstractContextManager[Any]],
+    what: str,
+) -> tuple[Any, int, list[set[str]]]:
+    """Return the schema of all files, how many rows they have, and `_with_dictionary` of each.
+
+    `what` is the first file.
+    """
+    first, length, ours, encoded = None, 0, dict[str, Any](), list[set[str]]()
+    for name, told in files.items():
+        with opened(name) as file:
+            schema = file.schema_arrow
+            length += file.metadata.num_rows
+            encoded += _with_dictionary(file.metadata)
+        kinds = dict.fromkeys(told, "a folder's name") | {one.name: one.type for one in schema}
+        if first is None:
+            first, ours = schema, kinds
+        differs = next((c for c in {**ours, **kinds} if ours.get(c) != kinds.get(c)), None)
+        if differs is not None:
+            raise DatasetInputError(
+                f"{without_credentials(name)} has a schema of its own: {differs!r} is "
+                f"{kinds.get(differs, 'missing')}, and in {what} "
+                f"{ours.get(differs, 'missing')}; give all files the same columns"
+            )
+    return first, length, encoded
 
 
 def _with_dictionary(metadata: Any) -> list[set[str]]:
