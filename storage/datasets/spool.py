@@ -155,6 +155,5 @@ class _Spool(contextlib.AbstractContextManager["_Spool"]):
 
 
 def _is_text(values: Any) -> bool:
-    if not isinstance(values, np.ndarray) or values.ndim != 1:
-        return False
-    return values.dtype.kind in "OUT" and is_text(values)
+    is_row = isinstance(values, np.ndarray) and values.ndim == 1
+    return is_row and values.dtype.kind in "OUT" and is_text(values)
