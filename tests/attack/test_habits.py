@@ -16,11 +16,12 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 import dagsel
+from dagsel import workloads
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.flows import RandomSearch, SamplerSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
-from dagsel.workloads.torch.argument_names import _ELSEWHERE
+from dagsel.workloads import argument_names
 from tests.conftest import Optimize
 
 
@@ -154,13 +155,43 @@ def test_a_torch_workload_says_where_an_argument_belongs(name: str, told: str) -
         dagsel.TorchWorkload(batch_size=8, **given)
 
 
-def test_each_argument_that_is_told_to_write_is_one_of_the_workload() -> None:
-    """Nor is one refused that it takes."""
-    known = inspect.signature(dagsel.TorchWorkload).parameters
-    own = re.findall(r"write (\w+)=(?!.*for dagsel.optimize)", "\n".join(_ELSEWHERE.values()))
+@pytest.mark.parametrize(
+    ("workload", "name", "told"),
+    [
+        ("HFWorkload", "args", "what a search needs of TrainingArguments .* write batch_size="),
+        ("HFWorkload", "per_device_train_batch_size", "write batch_size=$"),
+        ("LightningWorkload", "optimizer", "the module's configure_optimizers makes it; write mod"),
+        ("FlaxWorkload", "learning_rate", r"write optimizer=lambda config: optax\.adam\("),
+        ("KerasWorkload", "loss", "the model is compiled with it; write model=build"),
+        ("SklearnWorkload", "param_grid", r"write space= for dagsel\.optimize$"),
+    ],
+)
+def test_so_does_each_workload(workload: str, name: str, told: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"^dagsel\.{workload} takes no {name}: {told}"):
+        getattr(workloads, workload)(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("workload", "elsewhere"),
+    [
+        ("TorchWorkload", argument_names.TORCH),
+        ("HFWorkload", argument_names.HUGGINGFACE),
+        ("LightningWorkload", argument_names.LIGHTNING),
+        ("FlaxWorkload", argument_names.FLAX),
+        ("KerasWorkload", argument_names.KERAS),
+        ("SklearnWorkload", argument_names.SKLEARN),
+    ],
+)
+def test_each_argument_that_is_told_to_write_is_one_of_the_workload(
+    workload: str, elsewhere: dict[str, str]
+) -> None:
+    known = inspect.signature(getattr(workloads, workload)).parameters
+    told = "\n".join(text for name, text in elsewhere.items() if name not in known)
+    own = re.findall(r"write (\w+)=(?!.*for dagsel.optimize)", told)
     assert set(own) <= set(known)
-    assert len(own) > 10
-    assert not set(_ELSEWHERE) & set(known)
+    assert own
+    of_a_search = inspect.signature(dagsel.optimize).parameters
+    assert set(re.findall(r"write (\w+)=.* for dagsel.optimize", told)) <= set(of_a_search)
 
 
 @pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])

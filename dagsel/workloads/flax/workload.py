@@ -12,6 +12,7 @@ from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State, reading_state
+from dagsel.workloads.argument_names import FLAX, named_arguments
 from dagsel.workloads.arrays import (
     InputFn,
     Kept,
@@ -108,6 +109,7 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
     True
     """
 
+    @named_arguments("FlaxWorkload", FLAX)
     def __init__(
         self,
         model: Callable[[Any, Any], Any],

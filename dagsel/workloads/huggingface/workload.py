@@ -13,6 +13,7 @@ from dagsel.checks import flag, is_number, shown
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
+from dagsel.workloads.argument_names import HUGGINGFACE, named_arguments
 from dagsel.workloads.base import Config, DataOutline, Evaluated
 from dagsel.workloads.huggingface.collating import Packing, Padding, collating, tokenizer_of
 from dagsel.workloads.huggingface.columns import (
@@ -153,6 +154,7 @@ class HFWorkload(TorchWorkload):
     True
     """
 
+    @named_arguments("HFWorkload", HUGGINGFACE)
     def __init__(
         self,
         model: Callable[..., torch.nn.Module],

@@ -17,6 +17,7 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.metrics import over_set
 from dagsel.state import State, Tensor, flatten, reading_state, unflatten
+from dagsel.workloads.argument_names import KERAS, named_arguments
 from dagsel.workloads.arrays import (
     InputFn,
     Kept,
@@ -129,6 +130,7 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
     True
     """
 
+    @named_arguments("KerasWorkload", KERAS)
     def __init__(
         self,
         model: Callable[[Any], Any],

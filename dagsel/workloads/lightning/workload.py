@@ -16,6 +16,7 @@ from dagsel.checks import choice, number, shown, takes, whole
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Goal
 from dagsel.state import State
+from dagsel.workloads.argument_names import LIGHTNING, named_arguments
 from dagsel.workloads.base import Config, DataOutline, Evaluated, Trained, Visit, never
 from dagsel.workloads.batches import Cursor, batch_size_of, check_batches
 from dagsel.workloads.lightning import scores, travel
@@ -123,6 +124,7 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
     True
     """
 
+    @named_arguments("LightningWorkload", LIGHTNING)
     def __init__(
         self,
         module: Callable[[Any], Any],

@@ -14,6 +14,7 @@ from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
 from dagsel.state import State, reading_state
+from dagsel.workloads.argument_names import SKLEARN, named_arguments
 from dagsel.workloads.base import (
     Config,
     DataOutline,
@@ -92,6 +93,7 @@ class SklearnWorkload(PoolsMetrics):
     True
     """
 
+    @named_arguments("SklearnWorkload", SKLEARN)
     def __init__(
         self,
         estimator: Any,

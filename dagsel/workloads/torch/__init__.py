@@ -1,7 +1,6 @@
 """Training of PyTorch modules: `TorchWorkload`, and the parts that it is made of.
 
-- `workload`: the workload; `build`: what its functions make of a configuration;
-  `argument_names`: what is called otherwise in other libraries.
+- `workload`: the workload; `build`: what its functions make of a configuration.
 - `loop`: the training loop; `speed`: compiled modules and CUDA graphs; `device`: data on GPUs.
 - `trials`: module and optimizer of a state; `live`: those that are still here from the unit before,
   and `outline`: what shows that they are the same.

@@ -13,6 +13,7 @@ from dagsel.checks import whole
 from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
+from dagsel.workloads.argument_names import TORCH, named_arguments
 from dagsel.workloads.base import (
     Config,
     DataOutline,
@@ -27,7 +28,6 @@ from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
-from dagsel.workloads.torch.argument_names import named_arguments
 from dagsel.workloads.torch.batches import evaluation_batches, tensors_of, training_batches
 from dagsel.workloads.torch.build import beside_state, check_alike
 from dagsel.workloads.torch.ddp import GangBatches, check_end, check_shares, distribute, seed_rank
@@ -208,7 +208,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     _as_tensor = staticmethod(as_torch)
 
-    @named_arguments
+    @named_arguments("TorchWorkload", TORCH)
     def __init__(
         self,
         model: Callable[..., torch.nn.Module],
