@@ -145,7 +145,6 @@ class LiveTrials:
         state = captured.state
         if trial.outline is None or state.nbytes > MOST_BYTES or not _is_plain(trial):
             return
-        drop_gradients(trial.module)
         try:
             steps = self._outlines.of(_steps(trial))
         except UnknownError:
@@ -187,7 +186,8 @@ class LiveTrials:
                 self._kept.remove(kept)  # for good if it is not as it was
                 if not (self._is_as_it_was(kept, about) and kept.is_of(state, steps=steps)):
                     return None
-                drop_gradients(kept.trial.module)
+                for parameter in kept.trial.module.parameters():
+                    parameter.grad = None
                 self.n_used += 1
                 return kept
         return None
@@ -201,12 +201,6 @@ class LiveTrials:
             )
         except UnknownError:
             return False
-
-
-def drop_gradients(module: torch.nn.Module) -> None:
-    """Free the gradients of a module."""
-    for parameter in module.parameters():
-        parameter.grad = None
 
 
 def _is_plain(trial: BuiltTrial) -> bool:

@@ -86,8 +86,11 @@ def capture(
     """Pack a trial: its model, optimizer, learning-rate schedule and random streams.
 
     `more` are other parts of it by name; `StateReader.decode` returns each. The entries of the
-    module's state dict that are named in `without` are left out.
+    module's state dict that are named in `without` are left out. The gradients, which nothing reads
+    after the last step, are freed: the state needs memory now.
     """
+    for parameter in module.parameters():
+        parameter.grad = None
     streams = read_streams(device)
     tree = {**_tree(module, optimizer, schedule, without), **(more or {}), "random": streams}
     state, tensors = _packed(tree, {"kind": "torch", **meta})

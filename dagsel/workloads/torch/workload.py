@@ -35,7 +35,7 @@ from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, devic
 from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
 from dagsel.workloads.torch.frozen import say_frozen
 from dagsel.workloads.torch.layout import ChannelsLast
-from dagsel.workloads.torch.live import LiveTrials, drop_gradients
+from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import (
     ShardBatches,
     following,
@@ -437,7 +437,6 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 self._check_frozen(trial.frozen, state.meta, config)
                 meta.update({name: state.meta.get(name) for name in ("base", "frozen")})
             if gang is None or gang.rank == 0:
-                drop_gradients(module)  # their memory is for the state
                 left_out = trial.frozen.left_out()
                 captured = capture(module, optimizer, schedule, meta, device.type, without=left_out)
                 check_names(state, captured, module)
