@@ -70,18 +70,19 @@ def test_deadline_and_budget_hold(name: str, trouble: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("max_epochs", [1, 3])
 @pytest.mark.parametrize("n_workers", [1, 4])
-def test_trials_that_are_complete_before_an_epoch_is_measured_make_room_for_others(
-    n_workers: int, max_epochs: int
-) -> None:
-    """All that are planned are trained, and not only the first one of each worker."""
+def test_complete_trials_make_room_for_others_to_the_end(n_workers: int, max_epochs: int) -> None:
+    """What is not complete held a place of the plan, until the end of a stage."""
     flow = SEER(DEADLINE_S, DEADLINE_S * n_workers, max_epochs=max_epochs)
     run = simulate(flow, PowerLaw(epoch_s=5.0), SimulatedCluster(n_workers), space=space)
     (*_, (_, plan)) = run.record.plans
-    trials = run.record.trials.values()
-    assert len(trials) >= sum(plan.stages[0].n_trials) > 4 * n_workers
-    assert {len(trial.epochs) for trial in trials} == {max_epochs}
+    n_places = sum(plan.stages[0].n_trials)
+    n_trained = [len(trial.epochs) for trial in run.record.trials.values()]
+    assert n_trained.count(max_epochs) > n_places > 4 * n_workers
+    assert max(n_trained) == max_epochs
+    assert len(n_trained) - n_trained.count(max_epochs) <= n_places
     busy_s = sum(done.stop - done.start for done in run.record.units)
-    assert busy_s > 0.8 * n_workers * run.seconds
+    assert busy_s > 0.9 * n_workers * run.seconds
+    assert run.seconds > 0.99 * DEADLINE_S
 
 
 def table_1(trial: Any) -> dict[str, Any]:
