@@ -42,14 +42,15 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# Compiled is what is imported, and not all that is installed, which takes pip as long again.
 # By its path, and not by a finder: a script beside a folder that is called dagsel, as a clone is, would find that folder.
-EDITABLE := --config-settings editable_mode=compat -e
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --config-settings editable_mode=compat -e
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(EDITABLE) ".[examples]"
+	$(INSTALL) ".[examples]"
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(EDITABLE) ".[dev]"
+	$(INSTALL) ".[dev]"
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo
@@ -114,7 +115,7 @@ laws: $(VENV)/.dev
 
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(EDITABLE) ".[cuda]"
+	$(INSTALL) ".[cuda]"
 	@touch $@
 
 test-gpu: $(VENV)/.cuda
