@@ -252,8 +252,8 @@ def optimize(
         return prepared.run(inbox)
 
 
-#: Arguments that are checked with others, after those that stand alone.
-_LATER = {
+#: Arguments that are not checked each by itself, as the others are.
+_NOT_ALONE = {
     "budget", "client", "cluster", "data", "deadline", "metric", "observers",
     "price_per_worker_hour", "small_population",
 }  # fmt: skip
@@ -334,7 +334,7 @@ def _prepared(**arguments: Any) -> Prepared:
         "run_dir",
         "keep",
         "cache_dir",
-        **{name: value for name, value in arguments.items() if name not in _LATER},
+        **{name: value for name, value in arguments.items() if name not in _NOT_ALONE},
     )
     study, workload, space, flow = given.study, given.workload, given.space, given.flow
     warm_up(client, cluster)  # while the study is checked and arrays are read and written

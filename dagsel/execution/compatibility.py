@@ -143,7 +143,6 @@ def _python() -> str:
 
 
 def _compare_versions(client: Client) -> dict[str, str]:
-
     # Functions of the standard library: they can be called where dagsel is missing.
     def ask(package: str) -> dict[str, Any]:
         """Return a package's version on each worker and the scheduler, or the error there."""
@@ -156,8 +155,9 @@ def _compare_versions(client: Client) -> dict[str, str]:
                 answers["scheduler"] = error
         return answers
 
-    versions = versions_here() | {PYTHON: _python()}
-    for package, version in versions_here().items():
+    ours = versions_here()
+    versions = ours | {PYTHON: _python()}
+    for package, version in ours.items():
         builds = dict[str, str]()  # of the package's version, with the first place that has it
         for place, answer in ask(package).items():
             if isinstance(answer, importlib.metadata.PackageNotFoundError):

@@ -129,14 +129,15 @@ SKLEARN = {
 
 
 def named_arguments(
-    who: str, elsewhere: Mapping[str, str]
+    elsewhere: Mapping[str, str],
 ) -> Callable[[Callable[Concatenate[Workload, P], None]], Callable[Concatenate[Workload, P], None]]:
     """Say what to write instead of an argument that is called otherwise or belongs elsewhere."""
 
-    def checking(
+    def checked(
         init: Callable[Concatenate[Workload, P], None],
     ) -> Callable[Concatenate[Workload, P], None]:
-        known = inspect.signature(init).parameters
+        """Return the ``__init__`` of a workload that says so."""
+        who, known = init.__qualname__.partition(".")[0], inspect.signature(init).parameters
 
         @functools.wraps(init)
         @short_traceback
@@ -146,4 +147,4 @@ def named_arguments(
 
         return checked_init
 
-    return checking
+    return checked

@@ -109,7 +109,7 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
     True
     """
 
-    @named_arguments("FlaxWorkload", FLAX)
+    @named_arguments(FLAX)
     def __init__(
         self,
         model: Callable[[Any, Any], Any],

@@ -154,7 +154,7 @@ class HFWorkload(TorchWorkload):
     True
     """
 
-    @named_arguments("HFWorkload", HUGGINGFACE)
+    @named_arguments(HUGGINGFACE)
     def __init__(
         self,
         model: Callable[..., torch.nn.Module],

@@ -130,7 +130,7 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
     True
     """
 
-    @named_arguments("KerasWorkload", KERAS)
+    @named_arguments(KERAS)
     def __init__(
         self,
         model: Callable[[Any], Any],

@@ -124,7 +124,7 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
     True
     """
 
-    @named_arguments("LightningWorkload", LIGHTNING)
+    @named_arguments(LIGHTNING)
     def __init__(
         self,
         module: Callable[[Any], Any],

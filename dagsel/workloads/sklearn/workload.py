@@ -93,7 +93,7 @@ class SklearnWorkload(PoolsMetrics):
     True
     """
 
-    @named_arguments("SklearnWorkload", SKLEARN)
+    @named_arguments(SKLEARN)
     def __init__(
         self,
         estimator: Any,

@@ -50,6 +50,7 @@ class _Deferred(ModuleType):
         return _Utils(self) if name == "utils" and is_here else getattr(self.load(), name)
 
     def load(self) -> Any:
+        """Import the compiler in this module's place, unless it is here, and return it."""
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
         if vars(torch).get("_dynamo") is self:

@@ -208,7 +208,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     _as_tensor = staticmethod(as_torch)
 
-    @named_arguments("TorchWorkload", TORCH)
+    @named_arguments(TORCH)
     def __init__(
         self,
         model: Callable[..., torch.nn.Module],
