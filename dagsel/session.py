@@ -387,7 +387,12 @@ class Session:
             return n_wanted
         # A cluster of the user's is as large as they want, unless they leave it to us.
         is_ours = call.own_capacity is not None or call.max_cluster_workers is not None
-        return capacity.affordable(*left, n_there) if is_ours else None
+        if not is_ours:
+            return None
+        n_workers = capacity.affordable(*left, n_there)
+        if not n_there and (why := capacity.why_fewer(n_workers, *left)):
+            logger.warning("%s", why)
+        return n_workers
 
     @contextmanager
     def _kept(self, journal: LockedJournal) -> Iterator[None]:

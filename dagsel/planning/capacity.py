@@ -81,6 +81,27 @@ class ClusterCapacity:
         n_workers = nodes_for(n_worth, self.node_size)
         return n_workers if most is None else min(most, n_workers)
 
+    def why_fewer(self, n_workers: int | None, seconds: float, worker_seconds: float) -> str:
+        """Say why fewer workers begin than there can be, if no deadline asks for more of them.
+
+        Examples
+        --------
+        >>> cluster = ClusterCapacity(most_workers=16, startup_s=3.0)
+        >>> cluster.why_fewer(4, math.inf, 120.0)  # doctest: +ELLIPSIS
+        '4 of 16 workers begin: the start of each costs 3 of 120 worker-seconds; with a ...'
+        >>> cluster.why_fewer(2, 60.0, 120.0), cluster.why_fewer(16, math.inf, 1e4)
+        ('', '')
+        """
+        most = self.most_in_nodes
+        is_all = n_workers is None or most is None or n_workers >= most
+        if is_all or math.isfinite(seconds) or math.isinf(worker_seconds):
+            return ""
+        return (
+            f"{n_workers} of {most} workers begin: the start of each costs {self.startup_s:.3g} of "
+            f"{worker_seconds:.3g} worker-seconds; with a deadline= as many begin as use up the "
+            "budget in time"
+        )
+
     def check(self, seconds: float, worker_seconds: float, n_there: int = 0) -> None:
         """Raise a `SearchError` if no worker can be there within deadline and budget.
 

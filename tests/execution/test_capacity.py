@@ -335,6 +335,17 @@ def test_more_copies_than_the_cluster_can_have_workers_are_told_of_once(
     ] * (replicas == 500)
 
 
+@pytest.mark.parametrize(("limits", "n_said"), [({"budget": 6}, 1), ({"budget": 6e4}, 0), ({}, 0)])
+def test_fewer_workers_than_there_can_be_are_told_of_once(
+    optimize: Optimize, caplog: pytest.LogCaptureFixture, limits: Any, n_said: int
+) -> None:
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        run = optimize(max_cluster_workers=2, worker_startup=2.5, **limits)
+    assert run.record.best is not None
+    assert caplog.text.count("1 of 2 workers begin: the start of each costs 2.5 of 6 ") == n_said
+    assert caplog.text.count("workers begin") == n_said
+
+
 def test_where_nobody_knows_how_many_workers_come_any_number_of_copies_may_be(
     optimize: Optimize, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
