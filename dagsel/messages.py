@@ -202,6 +202,7 @@ class WorkerJoined:
     process: str = ""  # the same for workers that are threads of one process; "" if not known
     copy_room: int | None = None  # how many shards it may hold where copies are spare
     rooms: tuple[int | None, int | None] = (None, None)  # bytes for units; those shards may take
+    age_s: float = 0.0  # since the process has begun that started the worker's: its nanny's
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class StagedSearch(BudgetedFlow):
         n_new = plan.stages[0].n_workers - n_there
         if n_new > 0 and capacity.startup_s:
             startup_s = capacity.startup_s
-            plan = planned(left_s - startup_s, left - n_new * startup_s)
+            plan = planned(left_s - startup_s, left - n_new * capacity.start_cost_s)
         return dated(plan, context.seconds + startup_s, startup_s, "the search begins")
 
     def is_ranked(self, bracket: int) -> bool:

@@ -62,12 +62,11 @@ def shard(
 def inspect(data: str, values: bool) -> Answer:
     """Say what the data set DATA holds."""
     opened = _opened(data)
-    told = _told(opened)
     if not values:
-        return told
-    table = opened.describe()
-    rows = table.to_dict("records")
-    return Answer(f"{told.text}\n\n{table.to_string(index=False)}", {**told.body, "values": rows})
+        return _told(opened)
+    told, table = _told(opened), opened.describe()
+    body = {**told.body, "values": table.to_dict("records")}
+    return Answer(f"{told.text}\n\n{table.to_string(index=False)}", body)
 
 
 @click.command()

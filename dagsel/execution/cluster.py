@@ -93,7 +93,12 @@ class WorkerLimit:
     is_fixed: bool = False
 
     def capacity(
-        self, max_cluster_workers: int | None, startup_s: float, node_size: int = 1
+        self,
+        max_cluster_workers: int | None,
+        startup_s: float,
+        node_size: int = 1,
+        *,
+        bills_requests: bool = True,
     ) -> ClusterCapacity:
         """Return what the cluster can have if the user bounds it.
 
@@ -107,11 +112,11 @@ class WorkerLimit:
         dagsel.errors.ClusterError: there cannot be max_cluster_workers=3: there are 2 GPUs here;
         give max_cluster_workers=2, or leave it out
         >>> limit_of_gpus(2).capacity(None, startup_s=1.0)
-        ClusterCapacity(most_workers=2, startup_s=1.0, node_size=1)
+        ClusterCapacity(most_workers=2, startup_s=1.0, node_size=1, bills_requests=True)
         """
         n = max_cluster_workers
         if n is None:
-            return ClusterCapacity(self.most, startup_s, node_size)
+            return ClusterCapacity(self.most, startup_s, node_size, bills_requests)
         is_too_many = self.most is not None and self.reason and n > self.most
         if is_too_many or (self.is_fixed and n != (self.most or n)):
             raise ClusterError(
@@ -123,7 +128,7 @@ class WorkerLimit:
                 f"there cannot be max_cluster_workers={n}: {node_size} workers come together in "
                 f"one job; give max_cluster_workers={node_size}, or start smaller jobs"
             )
-        return ClusterCapacity(n, startup_s, node_size)
+        return ClusterCapacity(n, startup_s, node_size, bills_requests)
 
 
 def limit_here(options: Mapping[str, Any], *, at_least: int = 1) -> WorkerLimit:

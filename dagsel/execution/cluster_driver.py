@@ -122,6 +122,11 @@ class ClusterDriver(ABC):
         return 0.0
 
     @property
+    def bills_requests(self) -> bool:
+        """Whether a worker costs from its request on, and not from its start."""
+        return True
+
+    @property
     def own_since(self) -> float | None:
         """When the workers of a cluster of our own were asked for; None if it is not ours."""
         return own_since(self.cluster)
@@ -144,7 +149,9 @@ class ClusterDriver(ABC):
             If there cannot be so many workers, or not so few.
         """
         known_s = self.startup_s if startup_s is None else startup_s
-        return self.limit.capacity(max_cluster_workers, known_s, self.node_size)
+        return self.limit.capacity(
+            max_cluster_workers, known_s, self.node_size, bills_requests=self.bills_requests
+        )
 
     def grow(self, n_workers: int, *, besides: Collection[str] = ()) -> None:
         """Have so many workers; lost ones are replaced.

@@ -114,6 +114,10 @@ class _ByName(ClusterDriver):
         return LOCAL_STARTUP_S if is_here else 0.0
 
     @property
+    def bills_requests(self) -> bool:
+        return self._jobs.bills_requests
+
+    @property
     def wanted(self) -> int:
         return sum(len(members) for members in self._specs().values())
 

@@ -258,7 +258,7 @@ class DaskEngine:
                 self._loads.pop((worker, shard), None)
             case WorkerJoined(worker, name, threads):
                 self._processes[worker] = message.process or worker
-                self._workforce.join(worker, name)
+                self._workforce.join(worker, name, message.age_s)
                 self._n_most = max(self._n_most, self.n_workers)
                 self._compare_threads(threads)
                 self._warn_of_shared_process(message.process)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from distributed import Status
 
@@ -33,6 +33,9 @@ class Jobs:
     >>> jobs.ended()
     {'a'}
     """
+
+    #: A batch system charges nothing for a job that waits.
+    bills_requests: ClassVar[bool] = False
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -67,7 +70,9 @@ class Jobs:
 
 
 class NoJobs(Jobs):
-    """Machines of other clusters tell themselves what becomes of them."""
+    """Machines of other clusters tell what becomes of them, and cost from the request on."""
+
+    bills_requests = True
 
     def look(self, specs: Mapping[Any, set[str]], there: set[str]) -> None:
         """Do nothing."""

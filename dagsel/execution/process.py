@@ -8,8 +8,11 @@ import logging
 import os
 import random
 import sys
+import time
 import uuid
 from collections.abc import Mapping
+
+import psutil
 
 from dagsel.errors import ClusterError
 from dagsel.execution.copied_server import limit_threads
@@ -47,6 +50,11 @@ def own_random_numbers() -> None:
 def this_process(pid: int) -> str:
     """Return a name of this process that no other has on any machine; a fork has another pid."""
     return f"{pid}-{uuid.uuid4().hex}"
+
+
+def seconds_since_start() -> float:
+    """Return for how long the process has been there that started this one: mostly a nanny's."""
+    return max(0.0, time.time() - float(psutil.Process(os.getppid()).create_time()))
 
 
 def torch_threads() -> int | None:

@@ -45,6 +45,7 @@ from dagsel.execution.process import (
     gpus_seen,
     keep_quiet,
     own_random_numbers,
+    seconds_since_start,
     this_process,
     torch_threads,
     why_on_cpu,
@@ -149,7 +150,8 @@ class TrainingPlugin(WorkerPlugin):
         threads = self.spec.threads or torch_threads()
         about = (threads, max_shards, speed, self.owns_resource, this_process(os.getpid()))
         told = (worker.address, str(worker.name), *about, self._copy_room(worker))
-        self._tell(messages.WorkerJoined(*told, rooms=self._rooms(worker)))
+        rooms, age_s = self._rooms(worker), seconds_since_start()
+        self._tell(messages.WorkerJoined(*told, rooms=rooms, age_s=age_s))
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""

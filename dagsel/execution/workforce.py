@@ -47,6 +47,8 @@ class Workforce:
     _short_since: float | None = None  # when fewer were there than wanted; None if all are there
     _has_told: bool = False  # that some have not come, since then
     _bill: Bill = field(default_factory=Bill)
+    _began: float = 0.0  # when the bill began
+    _left: dict[str, float] = field(default_factory=dict)  # when nodes lost their last worker
     _writing: threading.Lock = field(default_factory=threading.Lock)  # on bill and capacity
 
     @property
@@ -76,8 +78,11 @@ class Workforce:
         driver = self.driver
         node_size = 1 if driver is None else driver.node_size
         own_since = None if driver is None else driver.own_since
-        self._found = frozenset(names)
-        self._bill = Bill(node_size, at=began, prices={} if driver is None else driver.prices)
+        self._found, self._began = frozenset(names), began
+        prices = {} if driver is None else driver.prices
+        self._bill = Bill(
+            node_size, at=began, prices=prices, bills_requests=self.capacity.bills_requests
+        )
         since = began if own_since is None else max(began, own_since)
         for worker, name in names.items():
             place = (self._node_of(name), self._pool_of(name))
@@ -113,10 +118,12 @@ class Workforce:
         if self.driver is None or worker not in self.driver.closing:  # else: until it has closed
             self._write(change)
 
-    def join(self, worker: str, name: str) -> None:
-        """Note that a worker has come and can run units."""
+    def join(self, worker: str, name: str, age_s: float = 0.0) -> None:
+        """Note that a worker has come and can run units, so long after its process has begun."""
         node, pool = self._node_of(name), self._pool_of(name)
-        self._write(lambda bill, at: bill.join(worker, at=at, node=node, pool=pool))
+        # A nanny that starts its worker again is older than that; others had begun before the run.
+        own_s = min(age_s, self.now() - self._left.get(node, self._began))
+        self._write(lambda bill, at: bill.join(worker, at=at, node=node, pool=pool, age_s=own_s))
         self._names[worker] = name
         self.there.add(worker)
         is_own = self.driver is not None and self.driver.own_since is not None
@@ -299,4 +306,6 @@ class Workforce:
 
     def _write(self, change: Callable[[Bill, float], Bill]) -> None:
         with self._writing:
-            self._bill = change(self._bill, self.now())
+            at, before = self.now(), self._bill.nodes
+            self._bill = change(self._bill, at)
+            self._left |= dict.fromkeys(before.keys() - self._bill.nodes.keys(), at)

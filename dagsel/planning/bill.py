@@ -4,7 +4,8 @@ A provider bills a worker from its request to its release, start-up included; ma
 of several workers. A cluster starts the workers that it was asked for and replaces those that are
 lost. So at every moment the billed nodes are those that are there or those that were asked for,
 whichever are more, in each pool of workers. A node that is taken back with notice is billed until
-it has gone, beside the one that is asked for in its place.
+it has gone, beside the one that is asked for in its place. A batch system charges nothing for a
+job that waits in its queue: there a node is billed from its own start.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Bill:
     >>> bill = Bill(prices={"demand": 3.6, "spot": 0.36}).ask({"demand": 1, "spot": 10}, at=0)
     >>> bill.worker_seconds(100), round(bill.money(100), 9)
     (1100.0, 0.2)
+
+    A job waits for 10 s, and its worker comes 2 s after its start:
+
+    >>> Bill(bills_requests=False).ask(1, at=0).join("a", at=12, age_s=2).worker_seconds(20)
+    10.0
     """
 
     node_size: int = 1  # workers of a node, which is billed as a whole
@@ -53,6 +59,7 @@ class Bill:
     pools: Mapping[str, str] = field(default_factory=dict)  # of nodes; without one: ""
     paid: float = 0.0  # until the last event
     taken: frozenset[str] = frozenset()  # workers that go at notice, others are asked for instead
+    bills_requests: bool = True  # False if a node is billed from its start, not from its request
 
     @property
     def asked(self) -> int:
@@ -65,11 +72,24 @@ class Bill:
         nodes = {pool: -(-n // self.node_size) for pool, n in by_pool.items()}
         return replace(self._until(at), requests=nodes)
 
-    def join(self, worker: str, *, at: float, node: str | None = None, pool: str = "") -> Bill:
-        """Note that a worker has joined; without the name of its node it is a node of its own."""
+    def join(
+        self, worker: str, *, at: float, node: str | None = None, pool: str = "", age_s: float = 0.0
+    ) -> Bill:
+        """Note that a worker has joined; without the name of its node it is a node of its own.
+
+        Its node may have started some time before: that is billed unless its request was.
+        """
         now, node = self._until(at), worker if node is None else node
         nodes = {**now.nodes, node: now.nodes.get(node, frozenset()) | {worker}}
-        return replace(now, nodes=nodes, pools={**now.pools, node: pool} if pool else now.pools)
+        joined = replace(now, nodes=nodes, pools={**now.pools, node: pool} if pool else now.pools)
+        if self.bills_requests or node in now.nodes:
+            return joined
+        per_second = joined._per_second - now._per_second if self.prices else 0.0
+        return replace(
+            joined,
+            node_seconds=joined.node_seconds + age_s,
+            paid=joined.paid + age_s * per_second,
+        )
 
     def leave(self, worker: str, *, at: float) -> Bill:
         """Note that a worker has left; a node is released with its last worker."""
@@ -113,8 +133,8 @@ class Bill:
     @property
     def billed(self) -> dict[str, int]:
         """Number of nodes that are billed, by pool."""
-        pool_of, asked = self.pools.get, Counter(self.requests)
-        if self.taken:
+        pool_of, asked = self.pools.get, Counter(self.requests if self.bills_requests else ())
+        if self.taken and self.bills_requests:
             asked.update(pool_of(node, "") for node, who in self.nodes.items() if who <= self.taken)
         there = Counter({"": len(self.nodes)})  # counted one by one only where there are pools
         if self.pools:

@@ -25,6 +25,8 @@ class ClusterCapacity:
         Seconds from the request for a worker to its first unit; 0 if nobody knows.
     node_size
         Workers that come and go together, as those of a batch system's job.
+    bills_requests
+        Whether a worker costs from its request on; in a batch system's queue it costs nothing.
 
     Examples
     --------
@@ -35,6 +37,12 @@ class ClusterCapacity:
     most_workers: int | None = None
     startup_s: float = 0.0
     node_size: int = 1
+    bills_requests: bool = True
+
+    @property
+    def start_cost_s(self) -> float:
+        """Worker-seconds that the start of a worker costs."""
+        return self.startup_s if self.bills_requests else 0.0
 
     @property
     def most_in_nodes(self) -> int | None:
@@ -71,10 +79,12 @@ class ClusterCapacity:
         most = self.most_in_nodes
         if not self.startup_s or math.isinf(worker_seconds):
             return most
+        is_late = seconds < 2 * self.startup_s  # they would train for less than they take to come
+        if not (self.bills_requests or is_late):
+            return most
         in_time = math.ceil(worker_seconds / seconds)
         n_cheap = int(STARTUP_SHARE * worker_seconds / self.startup_s)
         cheap = n_there + n_cheap if n_there or math.isinf(seconds) else 1
-        is_late = seconds < 2 * self.startup_s  # they would train for less than they take to come
         node_s = self.node_size * self.startup_s
         paid = 0 if is_late else int(worker_seconds / 2 / node_s) * self.node_size
         n_worth = max(1, n_there, min(max(in_time, cheap), n_there + paid))
@@ -121,7 +131,7 @@ class ClusterCapacity:
                 f"are left until the deadline: let it be more than {startup_s - seconds:.3g} s "
                 "later, or start workers beforehand"
             )
-        least = startup_s * self.node_size
+        least = self.start_cost_s * self.node_size
         if worker_seconds <= least:
             first = f"a job of {self.node_size} workers" if self.node_size > 1 else "one worker"
             raise SearchError(

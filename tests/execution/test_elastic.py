@@ -23,6 +23,7 @@ from dagsel.execution.elastic import _ByName, elastic_for
 from dagsel.execution.workforce import Workforce
 from dagsel.flows import RandomSearch
 from dagsel.messages import Note
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -564,6 +565,23 @@ def test_a_worker_that_starts_as_it_is_given_up_is_billed_until_it_is_closed() -
         workforce.retire(late)
         driver.close()
         assert workforce.bill.n_billed == 1
+
+
+def test_a_job_in_a_queue_is_billed_from_its_start_and_no_second_twice() -> None:
+    now = 100.0
+    workforce = Workforce(None, ClusterCapacity(bills_requests=False), lambda: now)
+    workforce.begin({"found": "f"}, 100.0)
+    now = 110.0
+    workforce.join("found", "f", age_s=500.0)
+    workforce.join("late", "late", age_s=4.0)
+    assert workforce.bill.worker_seconds(now) == 10.0 + 4.0
+    now = 120.0
+    workforce.miss("late")
+    now = 122.0
+    workforce.join("again", "late", age_s=16.0)  # by its nanny, in the same job
+    now = 130.0
+    workforce.join("before", "b", age_s=500.0)  # it had started, and had not come
+    assert workforce.bill.worker_seconds(now) == 30.0 + (4.0 + 20.0) + 30.0
 
 
 def test_workers_that_were_there_before_the_run_are_there_after_it(

@@ -74,21 +74,21 @@ class Queue:
     def jobs(self) -> dict[str, Job]:
         return {n: job for n, job in self.here.jobs().items() if n not in self._before}
 
-    def ended(self) -> list[tuple[float, float]]:
-        """Wait for the end of all of them; return when each was submitted, and when it ended."""
+    def ended(self) -> list[tuple[Job, float]]:
+        """Wait for the end of all of them; return each, and when it ended."""
         self.here.wait(lambda: all(job.ended is not None for job in self.jobs.values()))
-        return [(job.submitted, job.ended) for job in self.jobs.values() if job.ended is not None]
+        return [(job, job.ended) for job in self.jobs.values() if job.ended is not None]
 
     def sizes(self) -> list[int]:
         """How many there were, time after time."""
         changes = [
-            (at, change) for job in self.ended() for at, change in zip(job, (1, -1), strict=True)
+            change for job, end in self.ended() for change in ((job.submitted, 1), (end, -1))
         ]
         return [*accumulate(change for _, change in sorted(changes))]
 
     def job_seconds(self) -> float:
-        """What they cost, from when they were submitted to their end."""
-        return sum(end - begin for begin, end in self.ended())
+        """What they cost, from start to end; nothing if they were always pending."""
+        return sum(end - job.started for job, end in self.ended() if job.started is not None)
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_jobs_that_stay_in_the_queue_hold_nothing_up(
     assert [job.started is None for job in queue.jobs.values()] == [False, True, True]
     assert run.timeline().worker.nunique() == 1
     check_whole(run)
-    check_bill(run, queue)  # who waits in the queue is billed as well
+    check_bill(run, queue)  # who waits in the queue costs nothing
 
 
 def end_job(here: Slurm, number: str, how: str) -> None:

@@ -26,8 +26,8 @@ EVENTS = st.lists(st.tuples(st.integers(0, 40), ASKS | MOVES), max_size=12)
 SIZES = st.integers(1, 3)
 
 
-def bill_of(events: Any, size: int, n: int | None = None) -> Bill:
-    bill, at = Bill(node_size=size), 0.0
+def bill_of(events: Any, size: int, n: int | None = None, *, queue: bool = False) -> Bill:
+    bill, at = Bill(node_size=size, bills_requests=not queue), 0.0
     for quarters, (what, about) in events[:n]:
         at += quarters / 4
         if what == "ask":
@@ -41,8 +41,8 @@ def bill_of(events: Any, size: int, n: int | None = None) -> Bill:
     return bill
 
 
-def integral(events: Any, size: int, until: float) -> float:
-    """Add up quarters of seconds, one by one."""
+def integral(events: Any, size: int, until: float, *, queue: bool) -> float:
+    """Add up quarters of seconds, one by one; in a queue only what is there costs."""
     times = list(itertools.accumulate(quarters for quarters, _ in events))
     total = 0.0
     for quarter in range(int(4 * until)):
@@ -61,15 +61,18 @@ def integral(events: Any, size: int, until: float) -> float:
                 taken.add(about[0])
         staying = {node for worker, node in there.items() if worker not in taken}
         n_nodes = len(set(there.values()))
-        total += max(asked + n_nodes - len(staying), n_nodes) * size / 4
+        n_asked = 0 if queue else asked + n_nodes - len(staying)
+        total += max(n_asked, n_nodes) * size / 4
     return total
 
 
-@given(EVENTS, SIZES, st.integers(0, 20))
-def test_the_bill_is_the_integral_of_what_is_billed(events: Any, size: int, rest: int) -> None:
-    bill = bill_of(events, size)
+@given(EVENTS, SIZES, st.integers(0, 20), st.booleans())
+def test_the_bill_is_the_integral_of_what_is_billed(
+    events: Any, size: int, rest: int, queue: bool
+) -> None:
+    bill = bill_of(events, size, queue=queue)
     now = bill.at + rest / 4
-    assert bill.worker_seconds(now) == integral(events, size, now)
+    assert bill.worker_seconds(now) == integral(events, size, now, queue=queue)
     assert from_json(Bill, to_json(bill)) == bill
 
 
@@ -99,6 +102,15 @@ def test_a_node_is_billed_until_its_last_worker_goes() -> None:
     bill = bill.join("a", at=10, node="n").join("b", at=10, node="n").leave("a", at=20)
     assert bill.worker_seconds(30) == 2 * 2 * 10 + 2 * 20
     assert bill.leave("b", at=30).worker_seconds(99) == bill.worker_seconds(30)
+
+
+@pytest.mark.parametrize(("queue", "seconds"), [(True, 2 * (3 + 10)), (False, 2 * 20)])
+def test_a_job_is_billed_from_its_start_where_waiting_costs_nothing(
+    queue: bool, seconds: float
+) -> None:
+    bill = Bill(node_size=2, prices={"": 3600.0}, bills_requests=not queue).ask(2, at=0)
+    bill = bill.join("a", at=10, node="n", age_s=3.0).join("b", at=10, node="n", age_s=2.0)
+    assert bill.worker_seconds(20) == bill.money(20) == seconds
 
 
 @pytest.mark.parametrize(

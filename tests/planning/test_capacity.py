@@ -44,6 +44,16 @@ def test_starts_take_a_tenth_of_the_budget_or_what_uses_it_up_in_time(
     assert is_cheap or (n - node_size) * seconds < worker_seconds
 
 
+@given(startup_s=TIMES, worker_seconds=TIMES)
+def test_a_start_that_costs_nothing_bounds_nothing_but_time(
+    startup_s: float, worker_seconds: float
+) -> None:
+    queue = ClusterCapacity(16, startup_s, bills_requests=False)
+    assert queue.affordable(3 * startup_s, worker_seconds) == 16
+    assert queue.affordable(1.5 * startup_s, worker_seconds) == 1
+    queue.check(3 * startup_s, worker_seconds)
+
+
 @given(most=st.one_of(st.none(), st.integers(1, 64)), n_there=st.integers(0, 64))
 def test_starts_that_nobody_knows_or_pays_for_bound_nothing(most: int | None, n_there: int) -> None:
     assert ClusterCapacity(most).affordable(60.0, 120.0, n_there) == most
