@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -116,6 +117,7 @@ def standing(run: Run, driver: str = "") -> Answer:
     record, folder = run.record, run.run_dir
     facts = Facts.read(Settings.from_json(folder.about(), folder.url))
     snapshot = Snapshot.of(record, run.metric, _units_per_second(record), facts)
+    snapshot = replace(snapshot, is_driven=bool(driver))
     is_over = record.finished and not record.interrupted
     state = "running" if driver else "ended" if is_over else "interrupted"
     told = {

@@ -97,6 +97,7 @@ class Snapshot:
     workers: tuple[WorkerNow, ...]  # empty where nobody says what they do
     dashboard: str  # address of Dask's dashboard; empty if there is none
     is_over: bool  # whether it has ended, and no resume goes on with it
+    is_driven: bool = True  # whether somebody drives it; else nothing trains
 
     @classmethod
     def of(
@@ -146,7 +147,7 @@ class Snapshot:
         parts = [f"{self.n_epochs} of {self.n_decided} epochs"]
         if self.n_total is not None:
             parts.append(f"{self.n_ended} of {counted(self.n_total, 'trial')} ended")
-        if self.left_s is not None:
+        if self.left_s is not None and self.is_driven:
             parts.append(f"{from_to(*self.left_s)} for the rest of the epochs")
         return " · ".join(parts)
 
@@ -154,7 +155,8 @@ class Snapshot:
     def there(self) -> str:
         """Trials by their state, workers, and how fast they are."""
         there = [f"{n} {state}" for state, n in self.counts.items()]
-        there += [counted(self.n_workers, "worker"), f"{self.units_per_second:.1f} units/s"]
+        if self.is_driven:
+            there += [counted(self.n_workers, "worker"), f"{self.units_per_second:.1f} units/s"]
         return " · ".join(there)
 
     @property

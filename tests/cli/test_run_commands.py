@@ -66,6 +66,7 @@ def test_all_commands_tell_the_same_of_a_search_that_has_ended(ended: Path) -> N
     assert [json.loads(line) for line in watched] == [told]
     text = call("status", "run", cwd=ended).stdout
     assert "has ended" in text.splitlines()[0]
+    assert "worker" not in text  # those that it had
     assert call("watch", "run", cwd=ended).stdout == text
     assert asked("stop", "run", cwd=ended, code=1)["error"] == "SearchError"
     assert asked("report", "run", "-o", "page.html", cwd=ended) == {"report": "page.html"}
