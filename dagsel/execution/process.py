@@ -53,8 +53,15 @@ def this_process(pid: int) -> str:
 
 
 def seconds_since_start() -> float:
-    """Return for how long the process has been there that started this one: mostly a nanny's."""
-    return max(0.0, time.time() - float(psutil.Process(os.getppid()).create_time()))
+    """Return for how long the process has been there that started this one: mostly a nanny's.
+
+    That of this one where no other is to be seen: it may be the first one of a container.
+    """
+    try:
+        began = psutil.Process(os.getppid()).create_time()
+    except psutil.Error:
+        began = psutil.Process().create_time()
+    return max(0.0, time.time() - float(began))
 
 
 def torch_threads() -> int | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -582,6 +585,17 @@ def test_a_job_in_a_queue_is_billed_from_its_start_and_no_second_twice() -> None
     now = 130.0
     workforce.join("before", "b", age_s=500.0)  # it had started, and had not come
     assert workforce.bill.worker_seconds(now) == 30.0 + (4.0 + 20.0) + 30.0
+
+
+def test_a_worker_may_be_the_first_process_of_a_container() -> None:
+    """No process has started it there that could tell since when it runs."""
+    contained = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*contained, "true"]).returncode:
+        pytest.skip("this machine lets nobody begin a container")
+    code = "import os; from dagsel.execution.process import seconds_since_start as age\n"
+    code += "print(os.getpid(), os.getppid(), 0.0 <= age() < 600.0)"
+    told = subprocess.run([*contained, sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout.split() == ["1", "0", "True"], told.stderr
 
 
 def test_workers_that_were_there_before_the_run_are_there_after_it(
