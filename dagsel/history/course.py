@@ -178,14 +178,24 @@ class Course:
     def costs(self, start: float, stop: float) -> list[tuple[float, float]]:
         """Return times between two and what was billed until each, for rates between them.
 
-        Time and cost of a moment are not read at once, so moments that are close say nothing.
+        Time and cost of a moment are not read at once, so moments that are close say nothing. The
+        start of a batch system's job is billed when its worker has come. More than all workers can
+        cost is billed at once then, and belongs to the time before.
         """
         least_s = max(LEAST_S, (self.end.seconds - self.begin) / 1000)
         points = [(start, self.cost(start))]
         for moment in self.moments:
             if moment.seconds - points[-1][0] >= least_s and stop - moment.seconds >= least_s:
                 points.append((moment.seconds, moment.worker_seconds))
-        return [*points, (stop, self.cost(stop))]
+        points.append((stop, self.cost(stop)))
+        most, allowed = max(max(it.n_workers, it.n_wanted or 0) for it in self.moments), 2.0
+        for at in range(len(points) - 1, 0, -1):
+            (begin, before), (end, after) = points[at - 1 : at + 1]
+            least = after - most * (end - begin)
+            is_late = after - before > allowed * most * (end - begin)
+            points[at - 1] = (begin, max(least, before) if is_late else before)
+            allowed = 1.0 if is_late else 2.0  # those that are taken back are billed beside others
+        return points
 
     def bars(self) -> list[tuple[float, float, float]]:
         """Return spans as a drawing has them: begin, length, workers that are billed."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
@@ -63,6 +63,26 @@ def test_a_run_that_began_later_has_the_same_drawing(
     points = Course(moved).costs(first + later_s, last + later_s)
     assert [(at - later_s, cost) for at, cost in points] == made.costs(first, last)
     assert len(points) <= 1002
+
+
+@BUSY
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=6))
+@example([(0, 40)] * 3)
+def test_no_more_workers_are_drawn_than_there_were_where_a_start_is_billed_later(
+    jobs: list[tuple[int, int]],
+) -> None:
+    """A job has begun to cost some time before its worker has come."""
+
+    def cost(at: int) -> float:
+        return sum(float(at - start) for start, took in jobs if start + took <= at)
+
+    n_there = [sum(start + took <= at for start, took in jobs) for at in range(101)]
+    told = Course([Moment(float(at), cost(at), n) for at, n in enumerate(n_there)])
+    bars = told.bars()
+    assert max(n for _, _, n in bars) <= 2 * len(jobs)
+    assert sum(lasts * n for _, lasts, n in bars) <= told.end.worker_seconds
+    if all(job == (0, 40) for job in jobs):
+        assert bars == [(float(at), 1.0, float(len(jobs))) for at in range(100)]
 
 
 ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 0.0, "stop": 1.0, "hop": False}
