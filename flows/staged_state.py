@@ -39,7 +39,7 @@ class StagedState:
     since: tuple[float, float] | None = None
     trials: dict[int, StagedTrial] = field(default_factory=dict)
     best: tuple[float, int] | None = None  # loss and trial, of those that are complete
-    trained: float = 0.0  # epochs of those that are complete
+    trained: float = 0.0  # epochs of those that are complete or have failed
     exhausted: bool = False  # the space has no more
     awaited: list[int] = field(default_factory=list)  # of each `Ask` without an answer, how many
     pausing: set[int] = field(default_factory=set)

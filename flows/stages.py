@@ -227,7 +227,7 @@ class StagedSearch(BudgetedFlow):
             case Paused(trial) if trial in state.pausing:
                 return self._note_pause(event)
             case TrialFailed(trial) if trial in state.trials:
-                del state.trials[trial]
+                state.trained += state.trials.pop(trial).trained
                 return self._draw_for_failed() or self._go_on_without(trial)
             case WorkersChanged(n_workers):
                 # Lost workers are asked for again: they cost nothing since, so the plan can pay.
@@ -419,7 +419,7 @@ class StagedSearch(BudgetedFlow):
         state.measures_at = None
         if since is None or trained <= since[0] or min(left_s, left) <= 0:
             return self._rest_of_stage()
-        n_busy = min(len(trials), max(1, state.n_workers))
+        n_busy = max(1, min(state.n_pausing, state.n_workers))
         epoch_s = n_busy * (state.paused_at - since[1]) / (trained - since[0])
         told = f"an epoch takes about {epoch_s:.3g} worker-seconds"
         if 4 * state.trial_s > epoch_s:  # a score shall not cost more than a part of the training

@@ -367,6 +367,29 @@ def test_how_long_the_first_pause_takes_does_not_count() -> None:
     assert "a score 1" in told[2]
 
 
+def test_what_has_ended_in_the_pause_or_has_failed_was_trained_as_well() -> None:
+    """An epoch was called half as long if one of two trials was complete then."""
+
+    def epoch_s(*, max_epochs: int | None = None, fails: bool = False) -> str:
+        flow = SEER("64 s", 128, max_epochs=max_epochs)
+        flow.start(Context(2, capacity=TWO))
+        flow.handle(Asked((0, 1)))
+        pause(flow, 4.0, {0: 0.5, 1: 0.5})
+        flow.handle(Reported(1, 1, 0.5, {}, 4.5))
+        if fails:
+            flow.handle(TrialFailed(0, "NaN"))
+            flow.handle(Asked((2,)))
+        flow.handle(Tick(8.0))
+        flow.handle(Reported(1, 2, 0.5, {}, 8.0))
+        flow.handle(Paused(1, 2.0, 8.0, value=0.5))
+        decisions = flow.handle(Paused(2 if fails else 0, 1.5, 8.0, value=0.5))
+        (again,) = of(Plan, decisions)
+        return again.reason
+
+    assert epoch_s() == epoch_s(max_epochs=2) == "an epoch takes about 3.2 worker-seconds"
+    assert epoch_s(fails=True) == "an epoch takes about 2.67 worker-seconds"
+
+
 def test_slow_epochs_make_fewer_trials_and_fewer_stages() -> None:
     stages = {}
     for epoch_s in (0.1, 2.0, 10.0):
