@@ -32,8 +32,7 @@ def keep_quiet(level: int = logging.ERROR) -> None:
 def own_random_numbers() -> None:
     """Put a second instance of ``random`` into Dask's modules.
 
-    Dask's event loop draws from Python's global stream while a unit trains. These draws would
-    change the stream that travels with the trial.
+    Dask's event loop draws from Python's global stream, which travels with the trial that trains.
     """
     spec = importlib.util.find_spec("random")
     assert spec is not None
@@ -53,15 +52,9 @@ def this_process(pid: int) -> str:
 
 
 def seconds_since_start() -> float:
-    """Return for how long the process has been there that started this one: mostly a nanny's.
-
-    That of this one where no other is to be seen: it may be the first one of a container.
-    """
-    try:
-        began = psutil.Process(os.getppid()).create_time()
-    except psutil.Error:
-        began = psutil.Process().create_time()
-    return max(0.0, time.time() - float(began))
+    """Return for how long the process has been there that started this one: mostly a nanny's."""
+    this = psutil.Process()  # perhaps the first one of a container
+    return max(0.0, time.time() - float((this.parent() or this).create_time()))
 
 
 def torch_threads() -> int | None:
