@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dagsel.errors import SearchError
-from dagsel.flow import Decision, Finish, Flow, Stop, Traits
+from dagsel.flow import Context, Decision, Finish, Flow, Stop, Traits
 from dagsel.flows.drawing import Drawing, check_counts
 from dagsel.planning.budget import Budget, read_budget, to_seconds
+from dagsel.planning.nodes import nodes_for
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 
 #: Epochs that a trial is given ahead, so that none waits for the answer to its last report.
@@ -79,6 +80,35 @@ class BudgetedState(Drawing):
         self.finished = True
         _, best = min([*scored, *([self.best] if self.best else [])], default=(0.0, None))
         return end_all(trials, best, reason)
+
+
+class Spending(Protocol):
+    """The state of a search that counts what its workers cost."""
+
+    context: Context
+    n_workers: int  # that are there
+    n_wanted: int  # that were asked for
+    n_billed: int  # the most that cost something since the last event that has a time
+    spent: float  # worker-seconds until then
+
+
+def n_billed(state: Spending) -> int:
+    """Return how many workers cost something: those of jobs that wait in a queue do not."""
+    capacity = state.context.capacity
+    if capacity.bills_requests:
+        return state.n_wanted
+    return nodes_for(state.n_workers, capacity.node_size)
+
+
+def note_workers(state: Spending, n_workers: int) -> None:
+    """Note how many workers are there; the start of a job costs as much as that of the first."""
+    before, context = n_billed(state), state.context
+    state.n_workers = n_workers
+    if not context.capacity.bills_requests:
+        there = nodes_for(context.n_workers, context.capacity.node_size)
+        start_s = context.worker_seconds / max(1, there)
+        state.spent += max(0, n_billed(state) - before) * start_s
+        state.n_billed = max(state.n_billed, n_billed(state))
 
 
 def end_all(trials: Iterable[int], best: int | None, reason: str) -> list[Decision]:

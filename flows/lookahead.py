@@ -29,6 +29,8 @@ from dagsel.flows.budgeted import (
     BudgetedFlow,
     check_scaling,
     check_staged,
+    n_billed,
+    note_workers,
 )
 from dagsel.flows.lookahead_state import LookaheadState, LookaheadTrial
 from dagsel.planning.learning_curves import choose, forecast
@@ -142,14 +144,15 @@ class Lookahead(BudgetedFlow):
         """Return when the trials are evaluated for the last time."""
         state = self.state
         left = self.cost.worker_seconds - state.spent
-        end_s = min(self.deadline_s, state.seconds + left / max(1, state.n_wanted))
+        end_s = min(self.deadline_s, state.seconds + left / max(1, n_billed(state)))
         return end_s - max(LAST_PAUSE * self.deadline_s, state.pause_s or 0.0)
 
     def _scale(self, n_workers: int) -> list[Decision]:
         state, n_workers = self.state, max(1, n_workers)
         if n_workers == state.n_wanted:
             return []
-        state.n_wanted, state.n_billed = n_workers, max(state.n_billed, n_workers)
+        state.n_wanted = n_workers
+        state.n_billed = max(state.n_billed, n_billed(state))
         return [Scale(n_workers)]
 
     def _wake(self) -> Wake:
@@ -177,7 +180,7 @@ class Lookahead(BudgetedFlow):
         if isinstance(event, Reported | Paused | Tick | DeadlineReached):
             passed_s = event.seconds - state.seconds
             state.spent += max(state.n_billed, state.n_workers) * passed_s
-            state.seconds, state.n_billed = event.seconds, state.n_wanted
+            state.seconds, state.n_billed = event.seconds, n_billed(state)
         match event:
             case Asked(trials):
                 state.receive(event)
@@ -192,11 +195,15 @@ class Lookahead(BudgetedFlow):
                 return self._go_on_without(trial)
             case WorkersChanged(n_workers):
                 is_lost = n_workers < min(state.n_workers, state.n_wanted)
-                state.n_workers = n_workers
-                if n_workers <= state.n_wanted:  # those that were released are gone
+                note_workers(state, n_workers)
+                is_paid = state.context.capacity.bills_requests
+                if is_paid and n_workers <= state.n_wanted:  # those that were released are gone
                     state.n_billed = state.n_wanted
                 again: list[Decision] = [Scale(state.n_wanted)] if is_lost else []
-                return again if state.halts else [*again, *self._train()]
+                if state.halts:
+                    return again
+                wake = [] if is_paid else [self._wake()]  # the budget lasts until another time
+                return [*again, *self._train(), *wake]
             case Tick() if not state.halts:
                 return self._note_time()
             case DeadlineReached():

@@ -44,7 +44,7 @@ class LookaheadState(BudgetedState):
     """The state of a search that looks ahead."""
 
     n_wanted: int = 0  # that were asked for
-    n_billed: int = 0  # the most that were asked for since the last event that has a time
+    n_billed: int = 0  # the most that cost something since the last event that has a time
     spent: float = 0.0  # worker-seconds
     trials: dict[int, LookaheadTrial] = field(default_factory=dict)
     target: int = 1  # epochs of the present stage

@@ -50,6 +50,6 @@ class StagedState:
     pause_s: float = 0.0  # how long a pause and its evaluation took, at most
     trial_s: float = 0.0  # the same for one trial on one worker
     seconds: float = 0.0
-    n_billed: int = 0  # the most that were asked for since then
-    spent: float = 0.0  # worker-seconds that were asked for so far
+    n_billed: int = 0  # the most that cost something since then
+    spent: float = 0.0  # worker-seconds so far
     finished: bool = False

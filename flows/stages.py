@@ -30,10 +30,18 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.flows.budgeted import EPOCHS_AHEAD, LAST_PAUSE, BudgetedFlow, end_all
+from dagsel.flows.budgeted import (
+    EPOCHS_AHEAD,
+    LAST_PAUSE,
+    BudgetedFlow,
+    end_all,
+    n_billed,
+    note_workers,
+)
 from dagsel.flows.staged_state import StagedState, StagedTrial
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.capacity import Limits, Plan, PlannedStage, dated
+from dagsel.planning.nodes import nodes_for
 
 #: Share of the time after which a search first pauses if it is to measure what an epoch takes. So
 #: its first scores come well within a quarter of the deadline.
@@ -107,7 +115,8 @@ class StagedSearch(BudgetedFlow):
             return self.make_plan(Limits(seconds, worker_seconds, most, capacity.node_size))
 
         plan, startup_s = planned(left_s, left), 0.0
-        n_new = plan.stages[0].n_workers - n_there
+        # The others of a node are on their way.
+        n_new = plan.stages[0].n_workers - nodes_for(n_there, capacity.node_size)
         if n_new > 0 and capacity.startup_s:
             startup_s = capacity.startup_s
             plan = planned(left_s - startup_s, left - n_new * capacity.start_cost_s)
@@ -201,7 +210,7 @@ class StagedSearch(BudgetedFlow):
         state.spent += state.n_billed * (event.seconds - state.seconds)
         state.seconds = event.seconds
         decisions = self._answer(event)
-        state.n_billed = state.n_wanted
+        state.n_billed = n_billed(state)
         return decisions
 
     def _answer(self, event: Event) -> list[Decision]:
@@ -232,9 +241,13 @@ class StagedSearch(BudgetedFlow):
             case WorkersChanged(n_workers):
                 # Lost workers are asked for again: they cost nothing since, so the plan can pay.
                 is_lost = n_workers < min(state.n_workers, state.n_wanted)
-                state.n_workers = n_workers
+                note_workers(state, n_workers)
                 again: list[Decision] = [Scale(state.n_wanted)] if is_lost else []
-                return again if state.pausing else [*again, *self._train()]
+                if state.pausing:
+                    return again
+                is_paid = state.context.capacity.bills_requests
+                wake = [] if is_paid else [Wake(self._end())]  # the budget lasts until another time
+                return [*again, *self._train(), *wake]
             case Tick() if not state.pausing:
                 return self._pause()
             case DeadlineReached():
@@ -253,7 +266,7 @@ class StagedSearch(BudgetedFlow):
         pause_s = max(state.pause_s, state.trial_s * n_trials / max(1, state.n_wanted))
         if self.next_stage is None:  # the last stage pays for what the others cost too much
             left = self.cost.worker_seconds - state.spent
-            end = min(end, state.seconds + left / max(1, state.n_wanted))
+            end = min(end, state.seconds + left / max(1, n_billed(state)))
             if state.paused_at is None:  # how long a pause takes is not known yet
                 return (state.seconds + end) / 2
             pause_s = max(pause_s, LAST_PAUSE * self.deadline_s)
@@ -264,7 +277,7 @@ class StagedSearch(BudgetedFlow):
         if n_workers == state.n_wanted:
             return []
         state.n_wanted = n_workers
-        state.n_billed = max(state.n_billed, n_workers)
+        state.n_billed = max(state.n_billed, n_billed(state))
         return [Scale(n_workers)]
 
     def _release(self) -> list[Decision]:

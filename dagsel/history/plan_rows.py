@@ -153,7 +153,7 @@ def plan_rows(record: Record) -> list[PlanRow]:
         )
         for (begin, before, paid_before), (stop, after, paid_after) in pairwise(spent)
     ]
-    first = _planned_start(stages[0], record.plans[0][1].startup_s) if stages else None
+    first = _planned_start(record, stages[0]) if stages else None
     planned = [first, *(_planned(stage) for stage in stages)]
     planned += [None] * (1 + len(names) - len(planned))
     rows = [
@@ -177,11 +177,14 @@ def _planned(stage: PlannedStage) -> PlanSpan:
     return PlanSpan(stage.begins_s, stage.seconds, sum(stage.n_trials), cost)
 
 
-def _planned_start(first: PlannedStage, startup_s: float) -> PlanSpan | None:
-    if min(first.begins_s, startup_s) <= 0:  # the workers were there before the plan was made
+def _planned_start(record: Record, first: PlannedStage) -> PlanSpan | None:
+    start_s = min(record.plans[0][1].startup_s, first.begins_s)
+    if start_s <= 0:  # the workers were there before the plan was made
         return None
-    cost = min(startup_s, first.begins_s) * first.n_workers
-    return PlanSpan(0.0, first.begins_s, 0, cost)
+    n_billed, context = first.n_workers, record.context
+    if context is not None and not context.capacity.bills_requests:
+        n_billed = context.n_workers  # the others wait in a queue
+    return PlanSpan(0.0, first.begins_s, 0, start_s * n_billed)
 
 
 def _stage_begins(course: Course, stages: Sequence[PlannedStage], started: float) -> list[float]:

@@ -486,6 +486,41 @@ def test_a_start_that_took_long_makes_the_first_stage_shorter() -> None:
     assert plan.stages[0].seconds <= 1.5
 
 
+@pytest.mark.parametrize("bills_requests", [True, False])
+@pytest.mark.parametrize(
+    "flow", [SEER(3600, 9000), ElasticHyperband(3600, 9000), Lookahead(3600, 9000)]
+)
+def test_the_first_worker_of_a_job_begins_however_long_it_was_in_the_queue(
+    flow: SEER | ElasticHyperband | Lookahead, bills_requests: bool
+) -> None:
+    """The others come with it; a plan that waited for them had less than no time left."""
+    capacity = ClusterCapacity(None, 2000.0, node_size=4, bills_requests=bills_requests)
+    decisions = flow.fresh().start(Context(1, capacity=capacity, seconds=2000.0))
+    for plan in of(Plan, decisions):
+        assert plan.stages[0].begins_s == 2000.0
+    assert {it.n_workers for it in of(Scale, decisions)} <= {1, 4}
+
+
+@pytest.mark.parametrize("flow", [SEER(600, 1200, min_stage=10), Lookahead(600, 1200)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_jobs_that_wait_in_a_queue_use_up_no_budget(flow: SEER | Lookahead, size: int) -> None:
+    """The start of each costs as much as that of the first."""
+    flow = flow.fresh()
+    capacity = ClusterCapacity(8, 60.0, node_size=size, bills_requests=False)
+    flow.start(Context(size, capacity=capacity, seconds=60.0, worker_seconds=5.0 * size))
+    flow.handle(Asked(tuple(range(16))))
+    flow.handle(Reported(0, 1, 0.5, {}, 100.0))
+    assert flow.state.spent == (5.0 + 40.0) * size
+    wakes = of(Wake, flow.handle(WorkersChanged(3 * size)))
+    assert wakes
+    flow.handle(Reported(0, 2, 0.5, {}, 110.0))
+    assert flow.state.spent == (5.0 + 40.0 + 2 * 5.0 + 3 * 10.0) * size
+    flow.handle(WorkersChanged(size))
+    flow.handle(Reported(0, 3, 0.5, {}, 120.0))
+    flow.handle(Reported(0, 4, 0.5, {}, 130.0))
+    assert flow.state.spent == (85.0 + 3 * 10.0 + 10.0) * size
+
+
 def test_more_workers_for_a_trial_than_there_can_be_are_refused() -> None:
     flow = SEER("60 s", 1200, min_workers_per_trial=4)
     with pytest.raises(SearchError, match="min_workers_per_trial=4, and the cluster can have 2"):

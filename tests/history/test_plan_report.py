@@ -17,7 +17,7 @@ from dagsel.history.plan_rows import planned_stages
 from dagsel.history.record import Record
 from dagsel.messages import SessionBegun, SessionEnded, Turn, UnitRecord
 from dagsel.planning.budget import Budget
-from dagsel.planning.capacity import Plan, PlannedStage
+from dagsel.planning.capacity import ClusterCapacity, Plan, PlannedStage
 from dagsel.planning.prices import Price
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 
@@ -42,8 +42,12 @@ class Story:
         self.record.add(Turn(event, decisions, **spent, **about))
         return self
 
-    def begin(self, n_trials: int, *decisions: Any, n_workers: int = 1) -> Story:
-        self.turn(None, *decisions, context=Context(n_workers, "maximize"))
+    def begin(
+        self, n_trials: int, *decisions: Any, n_workers: int = 1, queue: bool = False
+    ) -> Story:
+        capacity = ClusterCapacity(bills_requests=not queue)
+        context = Context(n_workers, "maximize", capacity=capacity)
+        self.turn(None, *decisions, context=context)
         trials = range(n_trials)
         trains = [Train(trial, 9) for trial in trials]
         params: dict[int, Any] = {trial: {} for trial in trials}
@@ -246,6 +250,15 @@ def test_the_start_is_not_planned_by_a_plan_that_is_made_after_it() -> None:
     assert report.differences == (
         "The start took 5 s and 10 worker-seconds; the plan was made for what was left.",
     )
+
+
+@pytest.mark.parametrize(("queue", "planned"), [(False, 4.0 * 5.0), (True, 1.0 * 5.0)])
+def test_no_cost_is_planned_for_jobs_that_wait_in_a_queue(queue: bool, planned: float) -> None:
+    first = plan((6.0, 10.0, 4, 4), startup_s=5.0)
+    story = Story().wait(1.0, 1).begin(1, Scale(4), first, queue=queue)
+    (start, *_) = story.wait(6.0, 1).trained(0, 1.0).report().rows
+    assert start.planned is not None
+    assert start.planned.worker_seconds == planned
 
 
 def test_a_stage_that_did_not_begin_is_told() -> None:
