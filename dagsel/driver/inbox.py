@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import uuid
@@ -83,11 +84,12 @@ class Inbox(AbstractContextManager["Inbox"]):
 @contextmanager
 def driving(url: str, inbox: Inbox) -> Iterator[None]:
     """Note that this thread drives the run in a folder, for as long as the ``with`` block lasts."""
-    _HERE.inboxes = {**getattr(_HERE, "inboxes", {}), url: inbox}
+    place = _place(url)
+    _HERE.inboxes = {**getattr(_HERE, "inboxes", {}), place: inbox}
     try:
         yield
     finally:
-        _HERE.inboxes = {at: it for at, it in _HERE.inboxes.items() if at != url}
+        _HERE.inboxes = {at: it for at, it in _HERE.inboxes.items() if at != place}
 
 
 def driven_here(url: str) -> Inbox | None:
@@ -95,5 +97,10 @@ def driven_here(url: str) -> Inbox | None:
 
     Whoever waits there for what the driver does waits for itself.
     """
-    inbox: Inbox | None = getattr(_HERE, "inboxes", {}).get(url)
+    inbox: Inbox | None = getattr(_HERE, "inboxes", {}).get(_place(url))
     return inbox
+
+
+def _place(url: str) -> str:
+    """Return a folder's URL, or the one path of all that lead to it."""
+    return url if "://" in url else os.path.realpath(url)

@@ -223,7 +223,8 @@ def test_a_callback_commands_without_waiting_for_itself(
     def command(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         is_held.wait()
         (search,) = searches
-        attached = dagsel.attach(search.run_dir)
+        folder = Path(search.run_dir)
+        attached = dagsel.attach(f"{folder}/../{folder.name}")  # or a link to it
         calls = (search.wait, lambda: search.add({"x": 0.5}), lambda: search.clone(0))
         for call in (*calls, attached.wait, attached.watch, lambda: attached.add({"x": 0.5})):
             with pytest.raises(SearchError) as error:
