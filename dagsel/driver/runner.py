@@ -360,7 +360,6 @@ class Runner:
                 continue
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
-            self._limits.prioritize(trial.number, train.priority)
             if not self.study.is_live(trial.number):  # it had ended when the search was extended
                 self.study.reopen(trial.number)
                 plans += [plan] if (plan := self._mending.plan(trial)) is not None else []

@@ -47,10 +47,13 @@ class TrialLimits:
     # ---- what the engine is told
 
     def tell(self, trial: TrialRecord) -> None:
-        """Tell the engine a trial's allowance, unless it is the one that all begin with.
+        """Tell the engine a trial's priority and allowance, unless all begin with these.
 
         To be called before its units are sent: the first one needs it already.
         """
+        if trial.priority != self._priorities.get(trial.number, 0.0):
+            self._priorities[trial.number] = trial.priority
+            self._tell_priority(trial.number)
         if trial.is_held or trial.paused_by_user:
             self.hold(trial)
             return
@@ -70,12 +73,6 @@ class TrialLimits:
             self._tell_priority(trial.number)
         if not trial.is_held:
             self.tell(trial)
-
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve a trial before those of a lower priority."""
-        if priority != self._priorities.get(trial, 0.0):
-            self._priorities[trial] = priority
-            self._tell_priority(trial)
 
     def put_first(self, trials: frozenset[int]) -> None:
         """Serve these trials before all others, and no others any more."""

@@ -143,8 +143,9 @@ class TrialRecord:
     adoptions: list[Adoption] = field(default_factory=list)
     # What is known of epochs that are under way.
     tallies: dict[int, EpochTally] = field(default_factory=dict)
-    # On how many workers it trains, and for how long it may.
+    # On how many workers it trains, before which others, and for how long it may.
     gang: int = 1
+    priority: float = 0.0
     seconds_left: float | None = None
     is_held: bool = False  # whether it was told to rest, and not to go on
     paused_by_user: bool = False  # whether a command has paused it; the flow does not notice
@@ -258,7 +259,7 @@ class TrialRecord:
     def allow(self, train: Train) -> None:
         """Take in that it may train on."""
         self.n_decided += train.epochs
-        self.gang, self.seconds_left = train.gang, train.seconds
+        self.gang, self.priority, self.seconds_left = train.gang, train.priority, train.seconds
         self.is_held, self.pausing, self.is_scored = False, None, False
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()

@@ -123,6 +123,28 @@ def test_a_priority_is_told_before_the_units_of_its_trial_and_when_it_changes() 
     ]
 
 
+def test_a_session_that_goes_on_tells_the_priorities_of_the_one_before() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1), Train(1, 1, priority=2.0)]
+            case Reported(1):
+                return [Finish()]
+        return []
+
+    def dies(engine: HandEngine) -> Sequence[Message]:
+        raise KeyboardInterrupt
+
+    engine = HandEngine(())
+    kept = Kept(engine)
+    with pytest.raises(KeyboardInterrupt):
+        search([Ask(2)], answer, dies, engine=engine, journal=kept)
+    record = read_into(Record("run"), map(ENTRIES.decode, kept.entries))
+    done = search([], answer, lambda engine: epoch_of(1, 1, 0.5), record=record)
+    told = [about for kind, about in done.engine.told if kind in ("tell", "submit")]
+    assert told == [PriorityChanged(1, 2.0), [(0, range(1, 2)), (1, range(1, 2))]]
+
+
 def test_nothing_is_drawn_after_the_end() -> None:
     def answer(event: Event) -> list[Decision]:
         match event:

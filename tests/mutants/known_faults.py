@@ -336,8 +336,8 @@ FAULTS = (
     ),
     Fault(
         "runner: the engine does not hear of a priority",
-        "driver/runner.py",
-        "            self._limits.prioritize(trial.number, train.priority)\n",
+        "driver/trial_limits.py",
+        "            self._priorities[trial.number] = trial.priority\n",
         "",
         "driver/test_runner.py",
     ),
