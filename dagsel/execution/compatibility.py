@@ -25,6 +25,8 @@ from dagsel.execution.answers import silent_workers, within
 
 #: Python's name among the packages whose versions are compared.
 PYTHON = "Python"
+#: Behind a version of which each build will do, as no worker has told one.
+_ANY_BUILD = "+*"
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -127,11 +129,12 @@ def check_versions(
 def check_here(versions: Mapping[str, str]) -> None:
     """Raise a `VersionMismatchError` if this process has another version of something.
 
-    A build of torch is compared if its version names one.
+    Builds of torch are compared unless no worker was there before.
     """
-    for name, version in versions.items():
+    for name, needed in versions.items():
         found = _python() if name == PYTHON else importlib.metadata.version(name)
-        if version not in (found, _public(found) if name == "torch" else found):
+        version = needed.removesuffix(_ANY_BUILD)
+        if version != (found if needed == version else _public(found)):
             raise VersionMismatchError(
                 f"{name} is {found} there, and the search runs with {version}; install {version} "
                 "there"
@@ -180,7 +183,7 @@ def _compare_versions(client: Client) -> dict[str, str]:
                 f"{package} is {one} and {other}; install one of these builds on all workers"
             )
         if package == "torch":
-            versions[package] = next(iter(builds), _public(version))
+            versions[package] = next(iter(builds), _public(version) + _ANY_BUILD)
     python = versions[PYTHON]
     for place, answer in client.run(platform.python_version_tuple, on_error="ignore").items():
         if ".".join(answer[:2]) != python:
