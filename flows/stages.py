@@ -306,7 +306,7 @@ class StagedSearch(BudgetedFlow):
         if not (n or one.is_paused or gang != one.gang):
             return []
         one.n_given, one.gang, one.is_paused = until, gang, False
-        takes_turns = len(self.state.trials) > self.state.n_workers
+        takes_turns = len(self.state.trials) * self.now.workers[0] > self.state.n_workers
         n_trained = one.epochs - one.epochs_before if takes_turns else 0
         return [Train(trial, n, -float(n_trained), gang)]
 

@@ -608,6 +608,15 @@ def test_those_that_were_trained_least_in_this_stage_come_first() -> None:
     assert {train.priority for train in of(Train, decisions)} == {0.0}, "a new stage"
 
 
+def test_trials_of_two_workers_take_turns_where_there_are_fewer_than_two_for_each() -> None:
+    flow = SEER(20, 160, reduction_factor=2, min_stage=4, min_workers_per_trial=2)
+    flow.start(Context(4))
+    flow.handle(Asked((0, 1, 2)))
+    assert flow.handle(Reported(0, 1, 0.3, {}, 0.5)) == [Train(0, 1, priority=-1.0, gang=2)]
+    flow.handle(WorkersChanged(6))
+    assert flow.handle(Reported(0, 2, 0.3, {}, 1.0)) == [Train(0, 1, gang=2)]
+
+
 @pytest.mark.parametrize("flow", [SEER(20, 40), Lookahead(20, 40)])
 def test_others_are_drawn_for_the_first_trials_if_all_of_them_fail(flow: SEER | Lookahead) -> None:
     flow = flow.fresh()
