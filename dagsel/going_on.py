@@ -191,7 +191,8 @@ def resume(
         study = study_of(settings, folder, given.study_or_url)
         if not record.finished:
             check_asked(study, settings.asked)
-        if not settings.asked and type(study.sampler).__name__ != settings.sampler:
+        is_asked = flow.traits.sampling == "study" and not settings.asked  # by an older dagsel
+        if is_asked and type(study.sampler).__name__ != settings.sampler:
             logger.warning(
                 "the run began with a %s and goes on with a %s; give study= with the same sampler",
                 settings.sampler,

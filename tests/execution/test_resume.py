@@ -239,6 +239,18 @@ def test_a_session_stands_in_the_journal_before_it_sends_anything(
     assert len(folded(run_dir).sessions) == 2
 
 
+def test_the_line_that_goes_on_is_enough_for_a_search_that_draws_by_itself(
+    begin: Optimize, client: Client, run_dir: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler())
+    with pytest.raises(KeyboardInterrupt) as error, stopping_after(30, interrupt):
+        begin("random search", study=study)
+    (line,) = error.value.__notes__
+    assert line.endswith(f"dagsel.resume({run_dir!r}, workload=..., space=...)")
+    assert dagsel.resume(run_dir, client, workload=workload(), space=space).record.finished
+    assert "give study=" not in caplog.text
+
+
 @pytest.mark.parametrize("n_steps", [1, 3, 6, 10, 15, 21, 28, 36, 45, 55])
 def test_ctrl_c_at_ten_moments_ends_the_search_in_order_and_it_goes_on(
     n_steps: int, begin: Optimize, client: Client, study: optuna.Study, run_dir: str
