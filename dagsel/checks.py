@@ -18,6 +18,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LONGEST = 60  # characters of a value that an error shows
+#: What libraries call the two arguments of a loss or a metric; those of Keras come the other way.
+_ALIASES = {
+    **dict.fromkeys(("label", "labels", "targets", "true", "truth", "y_true"), "target"),
+    **dict.fromkeys(
+        ("logits", "outputs", "pred", "prediction", "predictions", "preds", "y_hat", "y_pred"),
+        "output",
+    ),
+}
 
 
 def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
@@ -184,6 +192,8 @@ def takes(function: Any, n: int) -> bool:
 def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
     """Whether parameters by position are called as these, and are not where these are.
 
+    An output and a target may have the names that they have elsewhere.
+
     Examples
     --------
     >>> takes_in_another_order(lambda target, output: 0, ["output", "target"])
@@ -192,6 +202,8 @@ def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
     True
     >>> takes_in_another_order(lambda config: 0, ["batch", "config"])
     True
+    >>> takes_in_another_order(lambda y_true, y_pred: 0, ["output", "target"])
+    True
     >>> takes_in_another_order(lambda prediction, target: 0, ["output", "target"])
     False
     """
@@ -199,4 +211,5 @@ def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
         given = list(inspect.signature(function).parameters)[: len(names)]
     except (TypeError, ValueError):
         return False
-    return any(own != name and own in names for own, name in zip(given, names, strict=False))
+    known = [_ALIASES.get(own, own) for own in given]
+    return any(own != name and own in names for own, name in zip(known, names, strict=False))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import dagsel.metrics
-from dagsel.checks import short_traceback, shown, takes
+from dagsel.checks import short_traceback, shown, takes, takes_in_another_order
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.workloads.pooled import accumulates, check_pooled
@@ -110,16 +110,24 @@ _EITHER_WAY = frozenset(
 
 
 def _check_order_of_arguments(name: str, function: Any) -> None:
-    """Raise a `WorkloadError` for a function of scikit-learn's metrics: it takes the target first.
+    """Raise a `WorkloadError` for a function that takes the target first, as scikit-learn's do.
 
     What is called the other way round returns a number too, and another one: precision for recall.
+    Of another function the names of its arguments tell.
     """
     inner = function.function if isinstance(function, dagsel.metrics.OverSet) else function
     while isinstance(inner, partial):
         inner = inner.func
     theirs = getattr(inner, "__name__", "")
     is_sklearns = str(getattr(inner, "__module__", "")).startswith("sklearn.metrics")
-    if not (is_sklearns and theirs) or theirs in _EITHER_WAY:  # a scorer has no name
+    if is_sklearns and theirs in _EITHER_WAY:
+        return
+    if not (is_sklearns and theirs):  # a scorer has no name
+        if takes_in_another_order(inner, ["output", "target"]):
+            raise WorkloadError(
+                f"metric {name!r} is called with output and target, and {shown(inner)} takes the "
+                f"target first; write metrics={{{name!r}: {_the_other_way(function, theirs)}}}"
+            )
         return
     if theirs.endswith("_score"):  # so scikit-learn names what is better if it is larger
         better = ', direction="maximize"'
@@ -131,6 +139,14 @@ def _check_order_of_arguments(name: str, function: Any) -> None:
         f"{theirs}(target, output){better})}}, with output.argmax(1) where the output has "
         "a score for each class"
     )
+
+
+def _the_other_way(function: Any, name: str) -> str:
+    called = name if name.isidentifier() else "function"
+    write = f"lambda output, target: {called}(target, output)"
+    if isinstance(function, dagsel.metrics.OverSet):
+        return f"dagsel.metrics.over_set({write}, direction={function.direction!r})"
+    return write
 
 
 #: Losses of PyTorch whose outputs are probabilities.

@@ -67,7 +67,7 @@ _CURES = tuple(
         ),
         (
             r"shapes cannot be multiplied|to have \d+ channels|normalized_shape"
-            r"|running_mean should contain|size mismatch",
+            r"|running_mean should contain|size mismatch|requires contracting dimensions",
             "the model does not fit the data set's arrays: compare the layer's size with the shape "
             "of a sample, or reshape in input_fn",
         ),
@@ -77,12 +77,12 @@ _CURES = tuple(
             "the workload drop_last=True, or another batch_size",
         ),
         (
-            r"multi-target not supported",
+            r"multi-target not supported|indices and arr must have the same number of dimensions",
             "the targets have an axis more than classes have: write the data set with "
             "np.ravel(y), or let loss take target.squeeze(1)",
         ),
         (
-            r"match target batch_size|Target size \(|target tensor expected",
+            r"match target batch_size|Target size \(|target tensor expected|Shape mismatch: got \(",
             "output and target have other shapes than this loss needs: reshape one of them in "
             "loss, as in output.squeeze(1)",
         ),
@@ -105,6 +105,26 @@ _CURES = tuple(
             r"device-side assert",
             "an index is outside its table on the GPU, often a class for which the model has no "
             "output: train this configuration on the CPU, where the error has the number",
+        ),
+        (
+            r"must have the same shape\. Received: target\.shape",
+            "if the target is the number of each sample's class, write "
+            'loss="sparse_categorical_crossentropy"; else give it the shape of the output',
+        ),
+        (
+            r"must have the same shape up until the last dimension",
+            "this loss needs the number of each sample's class: if the target has a column for "
+            'each class, write loss="categorical_crossentropy"',
+        ),
+        (
+            r"subdtype of <class 'numpy.integer'>",
+            'this loss needs classes as integers: write the data set with y.astype("int64"), or, '
+            "if it has a column for each class, with y.argmax(1)",
+        ),
+        (
+            r"Tracer\w*ConversionError",
+            "JAX calls model and loss once, without numbers, and compiles what they do: write "
+            "jax.numpy in place of NumPy, and jax.numpy.where in place of if",
         ),
         (
             r"could not convert string to float",
@@ -177,8 +197,19 @@ class Raised:
         """What to change; empty if it is not known."""
         if _NO_GRAPH.search(self.message) and re.search(r"\bgrad\(", self.frames):
             return _KEEP_GRAPH
-        found = (cure for pattern, cure in _CURES if pattern.search(self.message))
-        return next(found, "")
+        return cure_of(self.message)
+
+
+def cure_of(message: str) -> str:
+    """Return what to change for an error that reads so; empty if it is not known.
+
+    Examples
+    --------
+    >>> cure_of("grad can be implicitly created only for scalar outputs")
+    'loss must return a scalar, and it returns several values: return their mean, as in .mean()'
+    """
+    found = (cure for pattern, cure in _CURES if pattern.search(message))
+    return next(found, "")
 
 
 def raised(error: BaseException, workload: Any = None, *, by_check: bool = False) -> Raised:

@@ -94,6 +94,26 @@ def test_metrics_of_scikit_learn_are_not_called_the_wrong_way_round(
         assert np.array_equal(metric(output, target), function(target, output))
 
 
+def test_metrics_whose_arguments_are_named_the_other_way_round_are_refused() -> None:
+    def mine(y_true: Any, y_pred: Any) -> float:
+        return float(y_true[0] - 2 * y_pred[0])
+
+    target, output = np.array([5]), np.array([1])
+    over = over_set(direction="minimize")(mine)
+    for given in (mine, partial(mine), over):
+        with pytest.raises(WorkloadError, match="the function mine takes the target first") as why:
+            metric_functions({"mine": given})
+        write = str(why.value).partition("write metrics=")[2]
+        metric = eval(write, {"dagsel": dagsel, "mine": mine})["mine"]
+        assert metric_functions({"mine": metric}) == {"mine": metric}
+        assert metric(output, target) == 3
+        assert getattr(metric, "direction", None) == getattr(given, "direction", None)
+    with pytest.raises(WorkloadError, match=r"'m': lambda output, target: function\(target, outp"):
+        metric_functions({"m": lambda labels, logits: 0.0})
+    for innocent in (lambda y_pred, y_true: 0, lambda preds, target: 0, lambda a, target: 0):
+        assert metric_functions({"m": innocent}) == {"m": innocent}
+
+
 def test_metrics_of_scikit_learn_that_are_the_same_either_way_are_taken() -> None:
     for function in (sk.accuracy_score, sk.zero_one_loss, sk.mean_absolute_error):
         assert metric_functions({"mine": function}) == {"mine": function}

@@ -346,6 +346,48 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: small(optimizer=__import__("optax").adam),
         r"as optimizer\(config\), got the function adam; write optimizer=lambda config: optax.adam",
     ),
+    "a module made": (
+        lambda: small(model=broken("")(CONFIG, __import__("flax").nnx.Rngs(0))),
+        r"got a .*Broken; write model=lambda config, rngs: Broken\(\.\.\., rngs=rngs\)",
+    ),
+    "a class with other arguments": (
+        lambda: small(model=__import__("flax").nnx.Linear),
+        r"got the class Linear; write model=lambda config, rngs: Linear\(\.\.\., rngs=rngs\)",
+    ),
+    "a class of linen": (
+        lambda: small(model=__import__("flax").linen.Dense),
+        r"got the class Dense; write model=.*lazy_init\(flax.nnx.bridge.ToNNX\(Dense\(",
+    ),
+    "a module of linen": (
+        lambda: small(model=__import__("flax").linen.Dense(3)),
+        r"got a Dense; write model=.*lazy_init\(flax.nnx.bridge.ToNNX\(Dense\(",
+    ),
+    "arguments in another order": (
+        lambda: small(model=lambda rngs, config: 3),
+        "takes them in another order; write def model",
+    ),
+    "a loss of keras": (
+        lambda: small(loss=lambda y_true, y_pred: 3),
+        "takes them in another order; write def loss",
+    ),
+    "a loss of optax": (
+        lambda: small(loss=__import__("optax").l2_loss),
+        r"write loss=lambda output, target: optax.l2_loss\(output, target\).mean\(\)",
+    ),
+    "an optimizer of torch": (
+        lambda: small(optimizer=__import__("torch").optim.Adam),
+        r"as optimizer\(config\), got the class Adam; write optimizer=lambda config: optax.adam",
+    ),
+    "a step of another kind": (
+        lambda: small(train_step=lambda state, batch: 3),
+        r"write train_step=step, with def step\(",
+    ),
+    "a loss and more": (lambda: small(loss=lambda o, t: (o.mean(), o)), "it returns a tuple: retu"),
+    "numpy": (lambda: small(loss=lambda o, t: np.mean(np.asarray(o))), "write jax.numpy in place"),
+    "another width": (
+        lambda: small(model=lambda c, rngs: __import__("flax").nnx.Linear(5, 3, rngs=rngs)),
+        "the model does not fit the data set's arrays",
+    ),
     "no batches": (lambda: small(batch_size=0), "batch_size must be a whole number"),
     "no input_fn": (lambda: small(input_fn=3), "input_fn must be a function"),
     "an unknown metric": (lambda: small(metrics=["f2"]), "dagsel has no metric 'f2'"),
@@ -393,6 +435,43 @@ def test_data_that_does_not_fit_is_refused_in_a_sentence() -> None:
     empty = small(input_fn=lambda batch, config: (batch["x"][:0], batch["y"][:0]))
     with pytest.raises(NothingTrainedError, match="inputs without a sample"):
         train(empty, empty.init(CONFIG, 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "said"),
+    [
+        ("float32", (), r'y\.astype\("int64"\), or, if it has a column for each class'),
+        ("int64", (1,), r"the targets have an axis more .* np\.ravel\(y\)"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused_with_the_cure(
+    kind: str, shape: tuple[int, ...], said: str
+) -> None:
+    arrays = {**DATA.arrays, "y": (np.dtype(kind), shape)}
+    with pytest.raises(WorkloadError, match=said):
+        check(small(), DataOutline((22,), arrays))
+
+
+def test_a_class_without_an_output_is_named_where_the_loss_is_nan() -> None:
+    shard = arrays(0)
+    state = small().init(CONFIG, 0)
+    assert not train(small(), state, shard).diverged
+    with pytest.raises(WorkloadError, match="is NaN, and the target has the class 3, which is not"):
+        train(small(), state, {**shard, "y": shard["y"] + 1})
+    nan = {**shard, "x": np.full_like(shard["x"], np.nan)}
+    assert train(small(), state, nan).diverged
+
+
+def test_what_a_configuration_is_not_read_for_is_known() -> None:
+    import optax
+
+    config = {"lr": 0.1, "rate": 0.1, "batch_size": 8}
+    workload = small(optimizer=lambda config: optax.sgd(0.1))
+    assert workload.unread(config) == {"lr", "rate", "batch_size"}
+    workload = small(optimizer=momentum, batch_size=lambda c: c["batch_size"])
+    assert workload.unread(config) == {"rate"}
+    stepped = small(optimizer=momentum, train_step=lambda m, o, x, y, config: config["rate"])
+    assert stepped.unread(config) == frozenset()  # who knows
 
 
 def test_objects_of_torchmetrics_are_refused() -> None:

@@ -22,8 +22,10 @@ from dagsel.state import State, Tensor, reading_state
 from dagsel.workloads.arrays import check_shapes, code_of, to_array, to_tensor
 from dagsel.workloads.base import Config
 from dagsel.workloads.compiled import Program
+from dagsel.workloads.raised import cure_of
 from dagsel.workloads.random_streams import seed_streams
 
+_COMPARE = "compare model and loss with the shape of a batch, or reshape it in input_fn"
 #: Name, shape and dtype of an array.
 Outline: TypeAlias = tuple[str, tuple[int, ...], Any]
 
@@ -64,6 +66,11 @@ class FlaxParts:
             )
         model.train()  # type: ignore[no-untyped-call]
         return {"model": model, "optimizer": nnx.Optimizer(model, transform, wrt=nnx.Param)}
+
+    def outlined(self, config: Config) -> tuple[Any, Any]:
+        """Return what a trial begins with, as far as it is known without computing a number."""
+        transform = self.transform(config)
+        return _outlined(lambda: self.make(config, 0, transform))
 
 
 def apply(model: Any, inputs: Any) -> Any:
@@ -166,12 +173,18 @@ class FlaxPrograms:
         except WorkloadError:
             raise
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise WorkloadError(
                 f"a training step fails for inputs {inputs[0]!r} of shape {inputs[1]} and targets "
-                f"{targets[0]!r} of shape {targets[1]}: {type(error).__name__}: {text}; compare "
-                "model and loss with the shape of a batch, or reshape it in input_fn"
+                f"{targets[0]!r} of shape {targets[1]}: {text}; {cure_of(text) or _COMPARE}"
             ) from error
+
+    def stray_class(self, leaves: list[Any], inputs: Any, targets: Any) -> int | None:
+        """Return a class of a batch that has no score, where a model gives one for each class."""
+        _, output = self.score.trace(leaves, inputs, targets)
+        has_scores = getattr(output, "ndim", 0) == targets.ndim + 1 and targets.size
+        ends = (int(targets.min()), int(targets.max())) if has_scores else ()
+        return next((end for end in ends if not 0 <= end < output.shape[-1]), None)
 
     def scored(self, leaves: list[Any], inputs: Any, targets: Any) -> tuple[float, Any, Any]:
         """Return the loss of a batch, its output and its targets, as metrics take them."""
@@ -264,6 +277,11 @@ def _wide(value: Any) -> Any:
 
 
 def _scalar(loss: Any, what: str) -> Any:
+    if isinstance(loss, tuple | list | dict):
+        raise WorkloadError(
+            f"{what} must return the mean loss of a batch, and it returns a "
+            f"{type(loss).__name__}: return the loss alone"
+        )
     shape = np.shape(loss)
     if shape:
         raise WorkloadError(

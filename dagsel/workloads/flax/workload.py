@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dagsel.checks import imported, shown, takes
+from dagsel.checks import imported, shown, takes, takes_in_another_order
 from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
@@ -33,15 +33,20 @@ from dagsel.workloads.batches import weighted_means
 from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics, accumulates
 from dagsel.workloads.random_streams import preserved_streams
+from dagsel.workloads.unread import unread_by
 
 if TYPE_CHECKING:
-    from dagsel.workloads.flax.programs import FlaxPrograms
+    from dagsel.workloads.flax.programs import FlaxParts, FlaxPrograms
 
+#: How each is called, and what could be written.
 _CALLS = {
     "model": ("config, rngs", "lambda config, rngs: flax.nnx.Linear(4, 2, rngs=rngs)"),
     "loss": ("output, target", "lambda output, target: optax.l2_loss(output, target).mean()"),
     "optimizer": ("config", 'lambda config: optax.adam(config["lr"])'),
-    "train_step": ("model, optimizer, inputs, targets, config", "None"),
+    "train_step": (
+        "model, optimizer, inputs, targets, config",
+        "step, with def step(model, optimizer, inputs, targets, config): ...",
+    ),
 }
 #: How many configurations' compiled programs a worker keeps.
 _MOST_KEPT = 256
@@ -126,18 +131,8 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
         _library()
         functions = {"model": model, "loss": loss, "optimizer": optimizer, "train_step": train_step}
         for name, function in functions.items():
-            arguments, write = _CALLS[name]
-            if name == "train_step" and function is None:
-                continue
-            is_optax = str(getattr(function, "__module__", "")).startswith("optax")
-            called: Any = function
-            if isinstance(function, type):  # the class of a module takes whatever there is
-                called = partial(getattr(function, "__init__"), None)  # noqa: B009
-            if is_optax or not takes(called, arguments.count(",") + 1):
-                raise WorkloadError(
-                    f"{name} must be a function, called as {name}({arguments}), got "
-                    f"{shown(function)}; write {name}={write}"
-                )
+            if not (name == "train_step" and function is None):
+                _check_function(name, function)
         self._set_batches(batch_size, input_fn, drop_last, eval_batch_size)
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.train_step = train_step
@@ -179,6 +174,31 @@ nnx.Param
         with preserved_streams():
             self._programs_of(config, 0)
 
+    def unread(self, config: Config) -> frozenset[str]:
+        """Return the parameters that training with this configuration does not read.
+
+        Examples
+        --------
+        >>> import optax
+        >>> from flax import nnx
+        >>> workload = FlaxWorkload(
+        ...     model=lambda config, rngs: nnx.Linear(4, config["width"], rngs=rngs),
+        ...     loss=lambda output, target: optax.l2_loss(output, target).mean(),
+        ...     optimizer=lambda config: optax.adam(0.1), batch_size=8,
+        ... )
+        >>> sorted(workload.unread({"lr": 0.1, "width": 2, "batch_size": 32}))
+        ['batch_size', 'lr']
+        """
+        if not (self.train_step is self.input_fn is None):
+            return frozenset()  # they read it while a trial trains
+
+        def build(config: Config) -> object:
+            self._batch_size(config)
+            return self._parts.outlined(config)
+
+        with preserved_streams():
+            return unread_by(build, config)
+
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
         super().validate_data(config, data)
@@ -214,6 +234,8 @@ nnx.Param
                 self._check_inputs(inputs, visit)
                 loss, leaves = programs.train(leaves, inputs, targets)
                 batches.log(loss)
+            if batches.diverged:
+                self._check_classes(programs, leaves, shard, config)
             after = {"kind": "flax", "seed": meta["seed"], **batches.place()}
             return batches.trained(State.pack(programs.tensors(leaves), after))
 
@@ -259,16 +281,74 @@ nnx.Param
                 begun = after.tensors(after.begin())  # the error names the array
             return State.pack(new_beginning(state.tensors, before, begun), state.meta)
 
+    @property
+    def _parts(self) -> FlaxParts:
+        made: FlaxParts = _library().FlaxParts(
+            self.model, self.loss, self.optimizer, self.train_step
+        )
+        return made
+
     def _programs_of(self, config: Config, seed: int) -> FlaxPrograms:
-        library = _library()
-        parts = library.FlaxParts(self.model, self.loss, self.optimizer, self.train_step)
-        return self._programs.get(config, seed, lambda: library.FlaxPrograms(parts, config, seed))
+        make = _library().FlaxPrograms
+        return self._programs.get(config, seed, lambda: make(self._parts, config, seed))
+
+    def _check_classes(
+        self, programs: FlaxPrograms, leaves: list[Any], shard: Shard, config: Config
+    ) -> None:
+        """Raise a `WorkloadError` if a loss is NaN as JAX's is of a class without an output."""
+        for _, (inputs, targets) in self._evaluation_batches(shard, config):
+            is_classes = getattr(getattr(targets, "dtype", None), "kind", "") in "iu"
+            if is_classes and (stray := programs.stray_class(leaves, inputs, targets)) is not None:
+                raise WorkloadError(
+                    f"the training loss is NaN, and the target has the class {stray}, which is not "
+                    "among the model's outputs: give the model an output for each class; numbers "
+                    "count from 0, as in  classes, y = np.unique(y, return_inverse=True)"
+                )
 
     def _read(self, state: State, config: Config) -> tuple[FlaxPrograms, list[Any]]:
         with reading_state():
             seed: int = from_json(int, state.meta["seed"])
         programs = self._programs_of(config, seed)
         return programs, programs.read(state)
+
+
+def _check_function(name: str, function: Any) -> None:
+    """Raise a `WorkloadError` if a function is not called as this workload calls it."""
+    arguments, write = _CALLS[name]
+    called: Any = function
+    if isinstance(function, type):  # the class of a module takes whatever there is
+        called = partial(getattr(function, "__init__"), None)  # noqa: B009
+    is_taken = takes(called, arguments.count(",") + 1)
+    if (instead := _instead(name, function, is_taken=is_taken)) or not is_taken:
+        raise WorkloadError(
+            f"{name} must be a function, called as {name}({arguments}), got {shown(function)}; "
+            f"write {name}={instead or write}"
+        )
+    if takes_in_another_order(called, arguments.split(", ")):
+        raise WorkloadError(
+            f"{name} is called as {name}({arguments}), and {shown(function)} takes them in "
+            f"another order; write def {name}({arguments}): ..."
+        )
+
+
+def _instead(name: str, given: Any, *, is_taken: bool) -> str:
+    """Return what to write in place of something that is not what is asked; empty if it may be."""
+    kind = given if isinstance(given, type) else type(given)
+    bases = {base.__module__ for base in kind.__mro__}
+    if name == "model" and "flax.linen.module" in bases:
+        return (
+            f"lambda config, rngs: flax.nnx.bridge.lazy_init(flax.nnx.bridge.ToNNX("
+            f"{kind.__name__}(...), rngs=rngs), jax.numpy.zeros((1, 8))), for samples of shape (8,)"
+        )
+    is_made = kind is not given and "flax.nnx.module" in bases
+    if name == "model" and (is_made or (kind is given and not is_taken)):
+        return f"lambda config, rngs: {kind.__name__}(..., rngs=rngs)"
+    if str(getattr(given, "__module__", "")).startswith("optax"):
+        theirs = getattr(given, "__name__", "adam")
+        if name == "loss":
+            return f"lambda output, target: optax.{theirs}(output, target).mean()"
+        return f'lambda {_CALLS[name][0]}: optax.{theirs}(config["lr"])'
+    return _CALLS[name][1] if name != "model" and kind is given else ""
 
 
 def _library() -> Any:
