@@ -26,6 +26,7 @@ from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Visit
 from dagsel.workloads.base import DataOutline
 from dagsel.workloads.keras import backend
+from dagsel.workloads.raised import raised
 from tests.workloads.test_flax import CONFIG, SEED, SIZES, TRIAL, arrays, train
 
 BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -306,6 +307,20 @@ def subclass(config: Any, modes: list[bool] | None = None) -> Any:
     return made
 
 
+def fitted(config: Any) -> Any:
+    model = stepped(config)
+    model.fit(arrays(0)["x"], arrays(0)["y"], verbose=0)
+    return model
+
+
+def wide(config: Any) -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
+    return model
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a model": (lambda: small(uncompiled(CONFIG)), "model must be a function, called as model"),
     "another type": (lambda: small(lambda config: 3), "must return a compiled keras.Model, got 3"),
@@ -330,6 +345,23 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: small(lambda c: stepped(c, loss="mse")),
         r"fails for inputs of shape \(11, 6\) and targets of shape \(11,\)",
     ),
+    "fitted": (lambda: small(fitted), "calls fit on the Sequential that it returns: leave fit out"),
+    "one-hot classes": (
+        lambda: small(lambda c: stepped(c, loss="categorical_crossentropy")),
+        r'if the target is the number of each .* write loss="sparse_categorical_crossentropy"',
+    ),
+    "another width": (
+        lambda: small(wide),
+        r"to have value 5, but received input with shape \(11, 6\); compare its layers",
+    ),
+    "a metric's class": (
+        lambda: small(metrics=[__import__("keras").metrics.AUC]),
+        r"a metric is an object, got the class AUC; write metrics=\[keras.metrics.AUC\(\)\]",
+    ),
+    "a function of keras": (
+        lambda: small(metrics={"m": __import__("keras").metrics.mean_absolute_error}),
+        r"takes the target first; write .*mean_absolute_error\(target, output\)",
+    ),
     "no batches": (lambda: small(batch_size=0), "batch_size must be a whole number"),
 }
 
@@ -339,6 +371,48 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(name: str) -> None:
     make, said = WRONG[name]
     with pytest.raises(WorkloadError, match=said):
         check(make())
+
+
+def test_a_class_without_an_output_is_refused() -> None:
+    shard = arrays(0)
+    state = small().init(CONFIG, 0)
+    with pytest.raises((WorkloadError, IndexError), match="Target 3 is out of bounds") as caught:
+        train(small(), state, {**shard, "y": shard["y"] + 1})
+    assert "give the model an output for each class" in raised(caught.value).cure
+
+
+def test_classes_are_those_of_the_loss() -> None:
+    import keras
+
+    from dagsel.workloads.keras.models import Classes
+
+    name = "sparse_categorical_crossentropy"
+    made = keras.losses.SparseCategoricalCrossentropy
+    for loss in (name, keras.losses.sparse_categorical_crossentropy, made, made()):
+        assert Classes.of(loss, 3) == Classes(3)
+    assert Classes.of("mse", 3) is Classes.of(name, None) is None
+    Classes.of(made(ignore_class=-1), 3).check(np.array([-1, 2]))  # type: ignore[union-attr]
+    with pytest.raises(WorkloadError, match="Target -1 is out of bounds: the model has 3 outputs"):
+        Classes(3).check(np.array([-1, 2]))
+
+
+def test_a_metric_that_does_not_take_a_batch_is_named_with_the_shapes() -> None:
+    import keras
+
+    workload = small(metrics=[keras.metrics.AUC(name="auc")])
+    kept = workload.evaluate(workload.init(CONFIG, 0), arrays(0), CONFIG).kept
+    with pytest.raises(
+        WorkloadError, match=r"AUC does not take outputs of shape \(22, 3\) and targ"
+    ):
+        workload.pool([kept])  # type: ignore[list-item]
+
+
+def test_what_a_configuration_is_not_read_for_is_known() -> None:
+    assert small().unread({"lr": 0.1, "rate": 0.1, "batch_size": 8}) == {"rate", "batch_size"}
+    named = small(lambda config: stepped({"lr": 0.1}), batch_size=lambda config: config["n"])
+    assert named.unread({"lr": 0.1, "n": 8}) == {"lr"}
+    given = small(input_fn=lambda batch, config: (batch["x"], batch["y"]))
+    assert given.unread({"lr": 0.1, "rate": 0.1}) == frozenset()  # who knows
 
 
 def check(workload: KerasWorkload) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,16 @@ from dagsel.errors import WorkloadError
 from dagsel.workloads.arrays import code_of
 from dagsel.workloads.base import Config
 from dagsel.workloads.keras.backend import import_keras
+from dagsel.workloads.raised import cure_of
 
 keras = import_keras()
 
 _CAUSE = re.compile(r"Error encountered:\s+(.*)", re.DOTALL)
+#: What Keras says besides: colours, and what a layer was called with, which is told already.
+_BESIDES = re.compile(r"\x1b\[\d*m|Arguments received by .*", re.DOTALL)
+_COMPARE = (
+    "compare its layers, loss and metrics with the shape of a batch, or reshape it in input_fn"
+)
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -36,6 +43,11 @@ def make(function: Callable[[Any], Any], config: Config) -> Any:
             "with a function build(config) that ends with  return model"
         )
     name = type(model).__name__
+    if getattr(model, "history", None) is not None:
+        raise WorkloadError(
+            f"model(config) calls fit on the {name} that it returns: leave fit out, dagsel trains "
+            "the model on the shards, and scores it on samples that it has not seen"
+        )
     if not model.compiled or model.optimizer is None:
         raise WorkloadError(
             f"the {name} is not compiled: call model.compile(optimizer=..., loss=..., "
@@ -99,18 +111,20 @@ class _Step(keras.Operation):  # type: ignore[misc, name-defined]
 
     def __init__(self, model: Any) -> None:
         super().__init__(name="dagsel_step")
-        self.model = model
+        self.model, self.n_outputs = model, None
 
     def call(self, inputs: Any, targets: Any) -> Any:
         output = self.model(inputs, training=False)
+        self.n_outputs = getattr(output, "shape", (None,))[-1]
         self.model.compute_metrics(inputs, targets, output, sample_weight=None)
         return self.model.compute_loss(x=inputs, y=targets, y_pred=output, sample_weight=None)
 
 
-def go_through(model: Any, inputs: Any, targets: Any) -> None:
+def go_through(model: Any, inputs: Any, targets: Any) -> Classes | None:
     """Make a model's losses and metrics, which depend on the shapes of a batch.
 
-    There are none of a model that has only steps of its own.
+    There are none of a model that has only steps of its own. Return which numbers its targets may
+    have, if its loss takes those of classes.
 
     Raises
     ------
@@ -118,18 +132,55 @@ def go_through(model: Any, inputs: Any, targets: Any) -> None:
         If model, loss or metrics do not take the batch.
     """
     if not computes_loss(model):
-        return
+        return None
     given = keras.tree.map_structure(_outlined, (inputs, targets))
+    step = _Step(model)
     try:
-        _Step(model).compute_output_spec(*given)
+        step.compute_output_spec(*given)
     except Exception as error:
         said = _CAUSE.search(str(error))
-        reason = " ".join((said[1] if said else str(error)).split())[:300]
+        reason = " ".join(_BESIDES.sub("", said[1] if said else str(error)).split())[:300]
         raise WorkloadError(
             f"the {type(model).__name__} as it is compiled fails for {_shapes('inputs', given[0])} "
-            f"and {_shapes('targets', given[1])}: {reason}; compare its layers, loss and metrics "
-            "with the shape of a batch, or reshape it in input_fn"
+            f"and {_shapes('targets', given[1])}: {reason}; {cure_of(reason) or _COMPARE}"
         ) from error
+    return Classes.of(model.loss, step.n_outputs)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Numbers of classes that a loss takes; one that has no output counts for nothing on JAX.
+
+    Parameters
+    ----------
+    n
+        How many there are.
+    ignored
+        A number that the loss leaves out.
+    """
+
+    n: int
+    ignored: int | None = None
+
+    @classmethod
+    def of(cls, loss: Any, n_outputs: int | None) -> Classes | None:
+        """Return those of a loss that a model is compiled with; None if it takes others."""
+        name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        is_sparse = name in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+        return (
+            cls(n_outputs, getattr(loss, "ignore_class", None)) if is_sparse and n_outputs else None
+        )
+
+    def check(self, targets: Any) -> None:
+        """Raise a `WorkloadError` if a batch has another one."""
+        if not (isinstance(targets, np.ndarray) and targets.size):
+            return
+        counted = targets if self.ignored is None else targets[targets != self.ignored]
+        for end in (counted.min(), counted.max()) if counted.size else ():
+            if not 0 <= end < self.n:
+                raise WorkloadError(
+                    f"Target {int(end)} is out of bounds: the model has {self.n} outputs"
+                )
 
 
 def _outlined(array: Any) -> Any:
@@ -161,8 +212,8 @@ def check_metrics(model: Any, wanted: Iterable[str]) -> None:
             others = ", ".join(other for other in found if other != "loss") or "none"
             raise WorkloadError(
                 f"the {type(model).__name__} is compiled without a metric {name!r}, its metrics: "
-                f"{others}; write  model.compile(..., metrics=[{name!r}]), or give the workload "
-                f"another name or a function: metrics={{{name!r}: function}}"
+                f"{others}; give the workload one of these, or a function, as in "
+                f"metrics={{{name!r}: function}}, or write  model.compile(..., metrics=[{name!r}])"
             )
         metric = found[name]
         is_mean = isinstance(metric, keras.metrics.Mean)

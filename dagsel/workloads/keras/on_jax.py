@@ -31,12 +31,13 @@ class JaxPrograms:
         self._train, self._test = Program(self._training, trains=True), Program(self._testing)
         self._predict = Program(self._predicting)
         self._metrics: list[Any] | None = None  # as they are before the first batch
+        self.classes: models.Classes | None = None
 
     def go_through(self, inputs: Any, targets: Any) -> bool:
         """Make losses and metrics, if they are not made; return whether they were made."""
         if self._metrics is not None:
             return False
-        models.go_through(self.model, inputs, targets)
+        self.classes = models.go_through(self.model, inputs, targets)
         self.model.reset_metrics()
         self._metrics = [jnp.array(v.value) for v in self.model.metrics_variables]
         return True
@@ -87,12 +88,18 @@ class JaxTrial:
 
     def train(self, inputs: Any, targets: Any) -> Any:
         """Train on a batch; return its loss."""
+        self._check_classes(targets)
         loss, self._arrays = self._programs._train(self._arrays, inputs, targets)
         return loss
 
     def test(self, inputs: Any, targets: Any) -> None:
         """Take a batch into the metrics."""
+        self._check_classes(targets)
         self._metrics = self._programs._test((self._arrays, self._metrics), inputs, targets)
+
+    def _check_classes(self, targets: Any) -> None:
+        if self._programs.classes is not None:
+            self._programs.classes.check(targets)
 
     def predict(self, inputs: Any) -> Any:
         """Return a batch's output as arrays of NumPy."""

@@ -52,6 +52,7 @@ from dagsel.workloads.random_streams import (
     seed_streams,
     write_streams,
 )
+from dagsel.workloads.unread import unread_by
 
 #: What names of Keras's metrics end with.
 _UP = frozenset({
@@ -166,6 +167,18 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
         self._batch_size(config)
         with self._streams():
             self._shapes(config, 0)
+
+    def unread(self, config: Config) -> frozenset[str]:
+        """Return the parameters that training with this configuration does not read."""
+        if self.input_fn is not None:
+            return frozenset()  # it reads them while a trial trains
+
+        def build(config: Config) -> object:
+            self._batch_size(config)
+            return self._build(config, 0)
+
+        with self._streams():
+            return unread_by(build, config)
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
@@ -381,7 +394,15 @@ class _Computes:
     def __call__(self, output: Any, target: Any) -> float:
         """Return the metric."""
         metric: Any = self.kind.from_config(self.config)  # type: ignore[attr-defined]
-        metric.update_state(target, output)
+        try:
+            metric.update_state(target, output)
+        except Exception as error:
+            raise WorkloadError(
+                f"the metric {self.kind.__name__} does not take outputs of shape "
+                f"{np.shape(output)} and targets of shape {np.shape(target)}: "
+                f"{' '.join(str(error).split())[:300]}; write a function of both, as in metrics="
+                "{'name': dagsel.metrics.over_set(lambda output, target: ...)}"
+            ) from error
         result = np.asarray(_models().to_numpy(metric.result()))
         if result.size != 1:
             raise WorkloadError(
@@ -413,6 +434,11 @@ def _parted(given: Any) -> tuple[dict[str, Direction], dict[str, Callable[[Any, 
             own[known] = over_set(direction=direction)(computes)
         elif isinstance(metric, str):
             compiled[name] = metric if named and metric in _DIRECTIONS else _direction(name)
+        elif isinstance(metric, type) and hasattr(metric, "update_state"):
+            raise WorkloadError(
+                f"a metric is an object, got {shown(metric)}; write "
+                f"metrics=[keras.metrics.{metric.__name__}()]"
+            )
         else:
             own |= metric_functions({name: metric} if named else [metric])
     for name in {"loss"} & {*compiled, *own}:
