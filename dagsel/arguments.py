@@ -281,13 +281,23 @@ def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
         return ArrayPair.read(*data)
     if isinstance(data, ShardedDataset | str | os.PathLike):
         return _data(data)
-    if brings_validation:
+    if isinstance(data, Mapping) and brings_validation and is_dataset(data["train"]):
+        (other, *_) = [key for key in ("validation", "valid", "val", "test") if key in data]
+        of_both = f'data["train"], validation=data["{other}"]'
+        write = f'data=ShardedDataset.write("data.zarr", {of_both}, n_shards=8)'
+    elif brings_validation:
         write = (
             'data=ShardedDataset.write("data.zarr", {"x": x, "y": y}, '
             'validation={"x": x_test, "y": y_test}, n_shards=8)'
         )
+    elif isinstance(data, Mapping) and {"data", "target"} <= data.keys():  # of scikit-learn
+        write = 'data=(data["data"], data["target"])'
     elif isinstance(data, Mapping):
         write = 'data=ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
+    elif hasattr(data, "train_dataloader"):
+        write = (
+            'data=ShardedDataset.write("data.zarr", data.train_dataloader().dataset, n_shards=8)'
+        )
     elif are_datasets:
         write = 'data=ShardedDataset.write("data.zarr", train, validation=test, n_shards=8)'
     elif is_dataset(getattr(data, "dataset", None)) and not is_dataset(data):

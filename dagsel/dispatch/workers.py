@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dagsel import errors
@@ -264,8 +267,8 @@ class WorkerTable(dict[Worker, KnownWorker]):
         if not refusals or not all(reason.startswith(_OF_DATA) for _, reason in refusals):
             return ""
         return (
-            f"shard {shards[0]} can be loaded nowhere: {refusals[0][1]}; restore it from a copy, "
-            "or write the data set again and search anew"
+            f"shard {shards[0]} can be loaded nowhere: {_told(refusals[0][1])}; restore it from a "
+            "copy, or write the data set again and search anew"
         )
 
     def _refusals(self, shards: list[int]) -> list[tuple[Worker, str]]:
@@ -280,7 +283,7 @@ class WorkerTable(dict[Worker, KnownWorker]):
         """Say why shards are missing, in numbers."""
         hosts, refusals = self.staying, self._refusals(shards)
         if refusals:
-            told = "; ".join(f"{worker}: {reason}" for worker, reason in refusals)
+            told = "; ".join(f"{worker}: {_told(reason)}" for worker, reason in refusals)
             return f"shard {shards[0]} can be loaded nowhere: {told}"
         return (
             f"{len(shards)} of {self.n_shards} shards have no worker: {len(hosts)} workers have "
@@ -295,3 +298,21 @@ class WorkerTable(dict[Worker, KnownWorker]):
             f"none of {len(self)} workers can use the store: {first.unfit}; mend that, and go on "
             "with dagsel.resume"
         )
+
+
+def _told(reason: str) -> str:
+    """Return an error as it reads, of its ``repr``, which is what Dask says of it.
+
+    Examples
+    --------
+    >>> _told("DatasetNotFoundError('nothing is at d.zarr')")
+    'DatasetNotFoundError: nothing is at d.zarr'
+    >>> _told("a shard could not be read")
+    'a shard could not be read'
+    """
+    name, _, rest = reason.partition("(")
+    kind = getattr(errors, name, getattr(builtins, name, None))
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        with suppress(ValueError, TypeError, SyntaxError):
+            return f"{name}: {kind(*ast.literal_eval(f'({rest[:-1]},)'))}"
+    return reason

@@ -224,10 +224,10 @@ class ShardedDataset:
                 f"{folder.url} is a file, and a data set of dagsel is a folder: make one of it "
                 f"with {how_to_write(folder.url)}, and give that"
             )
-        if folder.names():
+        if inside := folder.kinds():
             raise DatasetFormatError(
                 f"{folder.url} is not a data set of dagsel: it has no {MANIFEST}; make one with "
-                "ShardedDataset.write"
+                f"{how_to_write(folder.url, inside)}"
             )
         raise DatasetNotFoundError(
             f"nothing is at {folder.url}; check the URL, or make a data set there with "

@@ -61,6 +61,7 @@ class ArrayPair:
         DatasetInputError
             If they cannot become a data set; says which of them, and what to do.
         """
+        _check_one_input(x, y)
         check_order({"x": x, "y": y})
         classes = Classes()
         inputs, names = _inputs(x)
@@ -98,6 +99,19 @@ class ArrayPair:
             self.manifest.n_validation,
         )
         return ShardedDataset(folder, transaction.write(folder, plan, overwrite=True))
+
+
+def _check_one_input(x: Any, y: Any) -> None:
+    """Raise a `DatasetInputError` for several inputs, as models of Keras take them in a list."""
+    if not isinstance(x, list | tuple) or not hasattr(y, "__len__") or len(x) in (0, len(y)):
+        return
+    if all(getattr(part, "shape", ())[:1] == (len(y),) for part in x):
+        each = ", ".join(f'"x{at}": x[{at}]' for at in range(len(x)))
+        raise DatasetInputError(
+            f"x is a {type(x).__name__} of {len(x)} arrays, each with {len(y)} samples; write "
+            f'data=ShardedDataset.write("data.zarr", {{{each}, "y": y}}, n_shards=8), and give the '
+            "workload an input_fn"
+        )
 
 
 def _inputs(x: Any) -> tuple[Any, list[str]]:

@@ -27,6 +27,7 @@ import polars as pl
 import pytest
 import scipy.sparse
 import searches
+import sklearn.datasets
 import sklearn.linear_model
 import torch
 from distributed import Client, LocalCluster
@@ -56,6 +57,13 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 3)
+
+
+class Module:
+    """As Lightning's modules of data."""
+
+    def train_dataloader(self) -> Any:
+        pass
 
 
 class Half:
@@ -154,6 +162,17 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "data=((X, Y), (X, Y))": (DATA, "got a tuple", 'validation={"x": x_test, "y": y_test}'),
     "data=[X, X, Y, Y]": (DATA, "got a list", 'validation={"x": x_test, "y": y_test}'),
     "data={'train': X, 'test': X}": (DATA, "got a dict", 'validation={"x": x_test, "y": y_test}'),
+    "data={'train': SAMPLES, 'test': SAMPLES}": (
+        DATA, "got a dict", 'write("data.zarr", data["train"], validation=data["test"], n_s'),
+    "data=sklearn.datasets.load_iris()": (DATA, "got a Bunch", 'data=(data["data"], data["target"'),
+    "data=Module()": (
+        DATA, "got a Module", '.write("data.zarr", data.train_dataloader().dataset, '),
+    "data=([X, X], Y)": (
+        DATA, "x is a list of 2 arrays, each with 600 samples",
+        '{"x0": x[0], "x1": x[1], "y": y}, n_shards=8), and give the workload an input_fn'),
+    "data=({'input_ids': X}, Y)": (
+        DATA, "x must be one array, got a dict of 'input_ids'",
+        'data=ShardedDataset.write("data.zarr", {**x, "y": ...}, n_shards=8)'),
     "data=torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))": (
         DATA, "got a TensorDataset", "data=dataset.tensors"),
     "data=torch.utils.data.random_split(SAMPLES, [500, 100])": (

@@ -38,6 +38,11 @@ def as_array(name: str, value: Any) -> Any:
         array = of_list(name, value)
         if isinstance(array, RaggedArray):
             return array
+    if isinstance(value, Mapping):  # of a tokenizer, or of a model with several inputs
+        raise DatasetInputError(
+            f"{name} must be one array, got {shown(value)} of {', '.join(map(repr, value))}; write "
+            f'data=ShardedDataset.write("data.zarr", {{**{name}, "y": ...}}, n_shards=8)'
+        )
     if not all(hasattr(array, member) for member in ("shape", "dtype", "__getitem__")):
         # A data set is written of Dask's tables, too, part by part.
         cure = f"; give {name}.compute()" if hasattr(value, "compute") else ""

@@ -96,11 +96,22 @@ class Classes:
             if len(values) > max(_MANY, 0.9 * n_rows):
                 logger.warning(
                     "%r holds %d different texts in %d rows, and each becomes a number, as a class "
-                    "does: leave it out, as by columns=, if no model takes it",
+                    "does: %s",
                     name,
                     len(values),
                     n_rows,
+                    f"they are numbers, so write {name}.astype(float)"
+                    if all(map(_is_number, values))
+                    else "leave it out, as by columns=, if no model takes it",
                 )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_text(name: str, values: NDArray[Any], where: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from mimetypes import guess_type
 from typing import Any
 from urllib.parse import unquote
 
@@ -149,18 +150,26 @@ TAR = (".tar", ".tar.gz", ".tgz")
 KNOWN = PARQUET + TAR
 
 
-def how_to_write(url: str) -> str:
-    """Return the call that makes a data set of a file.
+def how_to_write(url: str, inside: Mapping[str, str] | None = None) -> str:
+    """Return the call that makes a data set of a file, or of a folder with this `inside`.
 
     Examples
     --------
     >>> how_to_write("x.npy")
     'ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
+    >>> how_to_write("photos", {"cat": "directory", "dog": "directory"})  # doctest: +ELLIPSIS
+    'ShardedDataset.write("data.zarr", ImageFolder(...), n_shards=8), for images in a folder ...'
     """
+    names = [url] if inside is None else [*inside]
     is_csv = url.endswith((".csv", ".csv.gz"))
     source = f"pandas.read_csv({url!r})" if is_csv else repr(url)
-    if not (is_csv or url.endswith(KNOWN)):
+    are_folders = inside is not None and {*inside.values()} == {"directory"}
+    if are_folders or any((guess_type(name)[0] or "").startswith("image/") for name in names):
+        made = f'ShardedDataset.write("data.zarr", ImageFolder({url!r}), n_shards=8)'
+        return f"{made}, for images in a folder for each class"
+    if not (is_csv or any(name.endswith(KNOWN) for name in names)):
         source = '{"x": ..., "y": ...}'
     # Without them each column is an array of its own.
-    columns = ', columns={"x": [...], "y": "..."}' if is_csv or url.endswith(PARQUET) else ""
+    has_columns = is_csv or any(name.endswith(PARQUET) for name in names)
+    columns = ', columns={"x": [...], "y": "..."}' if has_columns else ""
     return f'ShardedDataset.write("data.zarr", {source}{columns}, n_shards=8)'

@@ -414,6 +414,31 @@ def test_open_says_that_nothing_is_there(place: Any) -> None:
         ShardedDataset.open(place.url, place.options)
 
 
+@pytest.mark.parametrize(
+    ("file", "write"),
+    [
+        (
+            "cat/0.png",
+            r"ImageFolder\('.*data'\), n_shards=8\), for images in a folder",
+        ),
+        ("0.jpg", r"ImageFolder\('.*data'\), n_shards=8\), for images in a folder"),
+        ("0.parquet", r"'.*data', columns=\{.x.: \[...\], .y.: .....\}, n_shards=8\)$"),
+        ("0.tar", r"'.*data', n_shards=8\)$"),
+        ("notes.txt", r'\{"x": ..., "y": ...\}, n_shards=8\)$'),
+    ],
+)
+def test_a_folder_of_something_else_says_how_it_becomes_a_data_set(
+    tmp_path: Path, file: str, write: str
+) -> None:
+    path = tmp_path / "data" / file
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(
+        DatasetFormatError, match=r'with ShardedDataset.write\("data.zarr", ' + write
+    ):
+        ShardedDataset.open(tmp_path / "data")
+
+
 def test_open_refuses_what_is_not_ours(place: Any) -> None:
     place.fs.makedirs(place.root, exist_ok=True) if place.url.startswith("file") else None
     place.fs.pipe_file(f"{place.root}/notes.txt", b"mine")
