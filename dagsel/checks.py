@@ -213,3 +213,31 @@ def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
         return False
     known = [_ALIASES.get(own, own) for own in given]
     return any(own != name and own in names for own, name in zip(known, names, strict=False))
+
+
+def check_takes_config(
+    name: str, function: Any, config: Mapping[str, Any], *, error: type[DagselError]
+) -> None:
+    """Raise an error if a class is called with a configuration and takes a parameter of it.
+
+    Examples
+    --------
+    >>> class Net:
+    ...     def __init__(self, width, depth=2):
+    ...         pass
+    >>> check_takes_config("model", Net, {"lr": 0.1, "width": 8}, error=SearchError)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: model is called as Net(config), and the class Net begins with \
+'width'; write model=lambda config: Net(width=config['width'])
+    """
+    if not isinstance(function, type):
+        return
+    first, *others = [*inspect.signature(function).parameters] or [""]
+    if first in config:
+        kind = function.__name__
+        given = ", ".join(f"{its}=config[{its!r}]" for its in (first, *others) if its in config)
+        raise error(
+            f"{name} is called as {kind}(config), and {shown(function)} begins with {first!r}; "
+            f"write {name}=lambda config: {kind}({given})"
+        )

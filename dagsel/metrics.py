@@ -137,7 +137,7 @@ def _classes(output: Any, target: Any) -> Any:
             f"{shapes}: give the number of each sample's class as the target, without an axis for "
             "scores, as in y[:, 0] or y.argmax(1)"
         )
-    if hasattr(output, "is_floating_point") and output.is_floating_point():
+    if "float" in str(output.dtype) and (hasattr(output, "detach") or (output % 1).any()):
         raise ValueError(
             f"{shapes}: so the output is no score for each class; take binary_accuracy for logits "
             "of two classes, or give class numbers as targets in place of one-hot rows"

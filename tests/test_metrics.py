@@ -104,6 +104,14 @@ def test_accuracy_refuses_what_would_mean_nothing(output: Any, target: Any, cure
         metrics.accuracy(torch.zeros(output), torch.zeros(target))
 
 
+def test_accuracy_of_scores_with_one_hot_rows_is_refused_of_arrays_too() -> None:
+    scores, rows = np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([[0.0, 1.0], [1.0, 0.0]])
+    with pytest.raises(ValueError, match="in place of one-hot rows"):
+        metrics.accuracy(scores, rows)
+    predicted = np.array([0.0, 1.0, 1.0])  # as an estimator says classes that are 0.0 and 1.0
+    assert metrics.accuracy(predicted, np.array([0.0, 1.0, 0.0])) == 2 / 3
+
+
 @pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["NumPy", "PyTorch"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_differences_of_small_integers_do_not_wrap_around(make: Any, dtype: str) -> None:

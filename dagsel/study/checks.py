@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -186,6 +187,12 @@ def check_metrics(
     for metric in metrics:
         if metric not in better:
             known = ", ".join(better)
+            plain = re.sub("^(val|valid|validation|eval|test)_", "", metric)
+            if plain in better:
+                raise SearchError(
+                    f"the workload gives no metric {metric!r}, it gives {known}, all of the "
+                    f"validation set; write metric={plain!r}"
+                )
             raise SearchError(
                 f"the workload gives no metric {metric!r}, it gives {known}; take one of these, or "
                 f"add {metric!r} to the workload's metrics="

@@ -94,7 +94,8 @@ _CURES = tuple(
         (
             r"index out of range in self",
             "an embedding of the model has no row for a number of the data, such as a token: give "
-            "it a row for each, as many as len(tokenizer); numbers count from 0",
+            "it a row for each, as many as len(tokenizer), numbers count from 0; or a sequence is "
+            "longer than the model has positions for: cut it",
         ),
         (
             r"mix of the legacy and new APIs to set the matmul precision",
@@ -125,6 +126,24 @@ _CURES = tuple(
             r"Tracer\w*ConversionError",
             "JAX calls model and loss once, without numbers, and compiles what they do: write "
             "jax.numpy in place of NumPy, and jax.numpy.where in place of if",
+        ),
+        (
+            r"Unknown label type",
+            "a classifier takes classes, and the targets are numbers of all kinds: take a "
+            "regressor, such as SGDRegressor",
+        ),
+        (
+            r"y should be a 1d array",
+            "the targets have a column for each class: write the data set with y.argmax(1)",
+        ),
+        (
+            r"'NoneType' object has no attribute 'experiment'",
+            "a search has no logger of Lightning: write self.log(name, value), and give "
+            "dagsel.optimize observers=[...]",
+        ),
+        (
+            r"argument #1 'indices' to have one of the following scalar types: Long",
+            'an embedding takes whole numbers: write the data set with x.astype("int64")',
         ),
         (
             r"could not convert string to float",

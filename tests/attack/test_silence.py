@@ -64,7 +64,9 @@ def test_text_that_is_no_class_is_told_with_the_cure(caplog: pytest.LogCaptureFi
 def test_texts_that_are_numbers_are_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
     ArrayPair.read(np.zeros((120, 2)), [f"{at}.5" for at in range(120)])
     (said,) = caplog.messages
-    assert "each becomes a number, as a class does: they are numbers, so write y.astype(float)" in said
+    assert (
+        "each becomes a number, as a class does: they are numbers, so write y.astype(float)" in said
+    )
 
 
 def test_an_estimator_says_once_which_arrays_it_is_not_given(

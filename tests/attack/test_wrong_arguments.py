@@ -200,6 +200,7 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         SEARCH, "is a data set", "data=..., study=..."),
     "metric=None": (SEARCH, "metric must be the name of one of", "write metric='value'"),
     "metric=dagsel.metrics.accuracy": (SEARCH, "got the function accuracy", "write metric='value'"),
+    "metric='val_loss'": (SEARCH, "it gives loss, value, all of the val", "write metric='loss'"),
     "metric=[]": (SEARCH, "got []", "write metric='value'"),
     "metric=['value', 3]": (SEARCH, "got ['value', 3]", "or a list of names"),
     "metric={'value', 'loss'}": (SEARCH, "or a list of names, got {", "write metric='value'"),

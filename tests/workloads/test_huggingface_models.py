@@ -21,6 +21,7 @@ from transformers import (
     BloomForCausalLM,
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
+    GPT2LMHeadModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -244,6 +245,12 @@ def test_a_column_that_the_model_does_not_take_is_said_once(
         ({"max_grad_norm": -1.0}, "max_grad_norm must be a number above 0, got -1.0"),
         ({"loss": 3}, "loss must be a function"),
         ({"metrics": ["bleu"]}, "dagsel has no metric 'bleu'"),
+        ({"model": "gpt2"}, r"write model=lambda config: AutoModel.*from_pretrained\('gpt2'\)"),
+        (
+            {"model": GPT2LMHeadModel},
+            r"got the class GPT2LMHeadModel; write .*: GPT2LMHeadModel.from_pretrained\(\.\.\.\)",
+        ),
+        ({"model": GPT2LMHeadModel.from_pretrained}, r"write .*: GPT2LMHeadModel.from_pretrained"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:

@@ -275,7 +275,7 @@ def test_errors_of_the_module_itself_stay_what_they_are() -> None:
     [
         ({"module": 3}, r"module must be a function, called as module\(config\), got 3"),
         ({"metrics": {}}, 'write metrics={"val_loss": "minimize"}'),
-        ({"metrics": "val_loss"}, "must name what validation_step logs, got 'val_loss'"),
+        ({"metrics": "val_loss"}, r"got 'val_loss'; write metrics=\['val_loss'\]"),
         ({"metrics": {"a": "up"}}, r"metrics\['a'\] must be 'minimize', 'maximize' or None"),
         ({"batch_size": 0}, "batch_size must be a whole number of 1 or more"),
         ({"eval_batch_size": 0}, "eval_batch_size must be"),
@@ -306,6 +306,24 @@ def test_a_factory_must_give_a_lightning_module() -> None:
         workload(lambda config: old()).validate({})
 
 
+def test_a_class_that_takes_a_parameter_and_no_configuration_is_refused() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self, lr: float = 0.1, width: int = 3) -> None:
+            super().__init__()
+
+    with pytest.raises(WorkloadError, match=r"lambda config: Net\(lr=config\['lr'\]\)$"):
+        workload(Net).validate({"lr": 0.1, "depth": 2})
+
+
+def test_what_a_configuration_is_not_read_for_is_known() -> None:
+    config = {"lr": 0.1, "width": 3}
+    plain = modules().Plain
+    assert workload(lambda config: plain({})).unread(config) == {"lr", "width"}
+    assert workload(lambda config: plain({"lr": config["lr"]})).unread(config) == {"width"}
+    own = workload(lambda config: plain({}), batch_fn=lambda batch, config: batch)
+    assert own.unread(config) == frozenset()  # who knows
+
+
 def test_options_that_a_module_without_automatic_optimization_cannot_have() -> None:
     for options in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
         with pytest.raises(
@@ -317,8 +335,9 @@ def test_options_that_a_module_without_automatic_optimization_cannot_have() -> N
 def test_metrics_that_are_not_logged_are_found_before_the_first_unit() -> None:
     work = workload(metrics=["val_los", "val_acc"])
     words = "metrics names 'val_los', and Plain logs 'val_loss', 'val_acc' in validation; write"
-    with pytest.raises(WorkloadError, match=words):
-        work.validate_data({}, OUTLINE)
+    for _ in range(2):  # as configurations are tried one after the other
+        with pytest.raises(WorkloadError, match=words):
+            work.validate_data({}, OUTLINE)
     with pytest.raises(WorkloadError, match=words):  # if zeros could not be scored
         work.evaluate(work.init({}, 0), work.prepare(arrays(1, 8)), {})
     with pytest.raises(WorkloadError, match="monitors 'val_loss' of validation, which is not in"):

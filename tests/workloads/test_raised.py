@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 
 from dagsel.workloads.raised import Raised, raised
 from dagsel.workloads.torch.speed import multiplying
@@ -106,6 +107,8 @@ def mixed() -> None:
             "an output for each class",
         ),
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([3])), "as many as len(tokenizer)"),
+        (lambda: torch.nn.Embedding(3, 2)(torch.tensor([1.0])), 'x.astype("int64")'),
+        (lambda: LightningModule().logger.experiment, "write self.log(name, value)"),  # type: ignore[union-attr]
         (
             lambda: torch.nn.functional.cross_entropy(torch.zeros(4, 3), torch.zeros(4).int()),
             'y.astype("int64")',

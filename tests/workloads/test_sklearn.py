@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import warnings
 from collections.abc import Mapping
@@ -18,10 +19,11 @@ from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.cluster import Birch, MiniBatchKMeans
 from sklearn.decomposition import IncrementalPCA, MiniBatchNMF
-from sklearn.linear_model import Perceptron, SGDClassifier, SGDRegressor
+from sklearn.linear_model import Perceptron, Ridge, SGDClassifier, SGDRegressor
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.naive_bayes import BernoulliNB, GaussianNB, MultinomialNB
 from sklearn.neural_network import BernoulliRBM, MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dagsel.metrics
@@ -29,6 +31,7 @@ from dagsel.errors import CheckpointCorruptError, WorkloadError
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import SklearnWorkload, Visit
+from dagsel.workloads.raised import raised
 from dagsel.workloads.sklearn import objects
 from dagsel.workloads.sklearn.objects import Decoder, Encoder
 
@@ -401,3 +404,34 @@ class TestMLP(TestSklearnWorkload):
             MLPClassifier((4,)), classes=CLASSES, batch_size=11,
             metrics={"mine": dagsel.metrics.accuracy},
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        (make_pipeline(StandardScaler(), SGDClassifier()),
+         r"Pipeline has no partial_fit, .*give its last step alone.*fit_transform\(x\)"),
+        (MLPClassifier(solver="lbfgs"),
+         r"MLPClassifier has no partial_fit \(.*lbfgs is not stochastic"),
+        (Ridge(), "Ridge has no partial_fit, .*such as SGDRegressor"),
+        (lambda config: SGDClassifier, "must return an estimator .*, got the class SGDC"),
+        (lambda config: None, "must return an estimator .*, got None; write est"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_says_what_can(estimator: Any, said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        SklearnWorkload(estimator).validate({})
+
+
+@pytest.mark.parametrize(
+    ("targets", "cure"),
+    [(np.linspace(0, 1, 8), "take a regressor"), (np.eye(2)[[0, 1] * 4], r"y.argmax\(1\)")],
+)
+def test_targets_that_a_classifier_does_not_take_are_told_with_the_cure(
+    targets: Any, cure: str
+) -> None:
+    workload, visit = SklearnWorkload(SGDClassifier()), Visit(0, 0, 1, 0)
+    shard = workload.prepare({"x": np.zeros((8, 2)), "y": targets})
+    with pytest.raises(ValueError, match="label type|1d array") as caught:
+        workload.train(workload.init({}, 0), shard, {}, visit=visit)
+    assert re.search(cure, raised(caught.value).cure)

@@ -80,7 +80,9 @@ class ModelCall:
         if missing:
             raise WorkloadError(
                 f"{self.model} is called with {missing[0]!r}, and no column gives it: {columns}; "
-                "write a column of that name, or give a collator= that makes it"
+                f'write a column of that name, as in ShardedDataset.write("data.zarr", '
+                f"{{{missing[0]!r}: ..., 'labels': ...}}, n_shards=8), or give a collator= that "
+                "makes it"
             )
         lacking = [name for name in label_names if name not in given]
         if lacking and not (self.makes_labels and lacking == [*label_names]):

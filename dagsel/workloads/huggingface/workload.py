@@ -182,7 +182,7 @@ class HFWorkload(TorchWorkload):
         device_memory: int | float = 0.5,
         memory: Memory = None,
     ) -> None:
-        needs_transformers()
+        _check_model(model, base)
         names = _checked_names(label_names)
         is_packed = flag("packing", packing, error=WorkloadError)
         has_perplexity, others = _without_perplexity(metrics)
@@ -347,6 +347,22 @@ class HFWorkload(TorchWorkload):
             return found
         loss = found.pop("loss")
         return {"loss": loss, _PERPLEXITY: _exponential(loss), **found}
+
+
+def _check_model(model: Any, base: Any) -> None:
+    """Raise a `WorkloadError` for a name or a class of transformers in place of a function."""
+    needs_transformers()
+    owner = model if isinstance(model, type) else getattr(model, "__self__", None)
+    is_theirs = isinstance(owner, type) and owner.__module__.startswith("transformers.")
+    if not (is_theirs or isinstance(model, str)):
+        return
+    kind = owner.__name__ if is_theirs else "AutoModelForSequenceClassification"
+    name = repr(model) if isinstance(model, str) else "..."
+    arguments = "config" if base is None else "config, base"
+    raise WorkloadError(
+        f"model must be a function, called as model({arguments}), got {shown(model)}; write "
+        f"model=lambda {arguments}: {kind}.from_pretrained({name})"
+    )
 
 
 def _checked_names(label_names: Any) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torchmetrics import Metric
 
-from dagsel.checks import choice, number, shown, takes, whole
+from dagsel.checks import check_takes_config, choice, number, shown, takes, whole
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Goal
 from dagsel.state import State
@@ -38,6 +38,7 @@ from dagsel.workloads.torch.reconfigure import Outline, Reconfigures, outline
 from dagsel.workloads.torch.schedules import check_mode
 from dagsel.workloads.torch.speed import Precision, check_options, multiplying
 from dagsel.workloads.torch.state import StateReader, as_torch, check
+from dagsel.workloads.unread import unread_by
 
 _CPU = torch.device("cpu")
 
@@ -212,6 +213,7 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
 which epoch of a trial is its last; do it with run.best_model()
         """
         self._batch_size(config)
+        check_takes_config("module", self.module, config, error=WorkloadError)
         with preserved_streams(torch=True):
             trial = self._new(config, 0, _CPU)
             loop = travel.packed(trial.trainer)
@@ -220,6 +222,18 @@ which epoch of a trial is its last; do it with run.best_model()
             if not self._has_made_two:
                 self._new(config, 0, _CPU).close()  # which must have parameters of its own
                 self._has_made_two = True
+
+    def unread(self, config: Config) -> frozenset[str]:
+        """Return the parameters that training with this configuration does not read."""
+        if not (self.batch_fn is self.augment is None):
+            return frozenset()  # they read it while a trial trains
+
+        def build(config: Config) -> object:
+            self._batch_size(config)
+            return self.module(config)
+
+        with preserved_streams(torch=True):
+            return unread_by(build, config)
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set.
@@ -231,8 +245,8 @@ which epoch of a trial is its last; do it with run.best_model()
         Making(self.batch_fn, self.collate, self.augment, self.bucket_by).check(data)
         check_batches(self._batch_size(config), data, drop_last=self.drop_last)
         if not self._has_tried:
-            self._has_tried = True
             self._try_scoring(config, data)
+            self._has_tried = True  # what fails, fails for all configurations
 
     def prepare(self, arrays: Mapping[str, Any]) -> Shard:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
@@ -430,9 +444,10 @@ def _named(metrics: Any) -> dict[str, Direction | None]:
     is_list = isinstance(metrics, list | tuple)
     named = dict.fromkeys(metrics) if is_list else metrics
     if not isinstance(named, Mapping) or not named or not all(isinstance(n, str) for n in named):
+        is_name = isinstance(metrics, str) and metrics.isidentifier()
+        write = f"metrics=[{metrics!r}]" if is_name else 'metrics={"val_loss": "minimize"}'
         raise WorkloadError(
-            f"metrics must name what validation_step logs, got {shown(metrics)}; write "
-            'metrics={"val_loss": "minimize"}'
+            f"metrics must name what validation_step logs, got {shown(metrics)}; write {write}"
         )
     for name, direction in named.items():
         if direction not in ("minimize", "maximize", None):

@@ -434,11 +434,39 @@ def _same(first: Any, second: Any) -> bool:
 
 def _check_trainable(estimator: Any) -> None:
     """Raise a `WorkloadError` if an estimator cannot be trained on one shard after the other."""
+    if isinstance(estimator, type) or not (
+        hasattr(estimator, "fit") or hasattr(estimator, "partial_fit")
+    ):
+        raise WorkloadError(
+            f"estimator(config) must return an estimator of scikit-learn, got {shown(estimator)}; "
+            "write estimator=lambda config: SGDClassifier(**config)"
+        )
     if not hasattr(estimator, "partial_fit"):
         raise WorkloadError(
-            f"{type(estimator).__name__} has no partial_fit, so it cannot be trained shard by "
-            "shard; take an estimator that has it, such as SGDClassifier"
+            f"{type(estimator).__name__} has no partial_fit{_why_none(estimator)}, so it cannot be "
+            f"trained shard by shard; {_instead_of(estimator)}"
         )
+
+
+def _why_none(estimator: Any) -> str:
+    """Return why a class has ``partial_fit`` for other parameters; empty if it has none at all."""
+    try:
+        estimator.partial_fit  # noqa: B018 - scikit-learn raises why
+    except AttributeError as error:
+        return f" ({error.__cause__})" if error.__cause__ is not None else ""
+    return ""
+
+
+def _instead_of(estimator: Any) -> str:
+    from sklearn.base import RegressorMixin
+
+    if hasattr(estimator, "steps"):
+        return (
+            "give its last step alone, and write the data set of what the others make of it, as "
+            "in x = StandardScaler().fit_transform(x)"
+        )
+    such = "SGDRegressor" if isinstance(estimator, RegressorMixin) else "SGDClassifier"
+    return f"take an estimator that has it, such as {such}"
 
 
 def _is_classifier(estimator: Any) -> bool:

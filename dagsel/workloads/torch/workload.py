@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dagsel.checks import whole
+from dagsel.checks import check_takes_config, whole
 from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
@@ -313,6 +313,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         dagsel.errors.WorkloadError: batch_size must be a whole number of 1 or more, got 0
         """
         self._batch_size(config)
+        check_takes_config("model", self.model, config, error=WorkloadError)
         self._said(config)
         with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
