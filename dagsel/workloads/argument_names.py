@@ -17,6 +17,10 @@ _FLOW = "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20) for dag
 _PATIENCE = "write flow=dagsel.flows.EarlyStopping(flow, patience=5) for dagsel.optimize"
 _DATA = "write data=(x, y) for dagsel.optimize"
 _DATASETS = ("data", "dataloader", "dataset", "eval_dataset", "train_dataset", "train_loader")
+_VALIDATION = (
+    "a fifth of data=(x, y) is held out; write ShardedDataset.write(..., validation=0.2) for "
+    "another share"
+)
 _ORDER = "each epoch takes each sample once, in an order that the run's seed gives; leave it out"
 _OBSERVERS = "write observers=[...] for dagsel.optimize"
 #: What no workload takes.
@@ -24,7 +28,8 @@ _NOWHERE = {
     **dict.fromkeys(("epochs", "max_epochs", "n_epochs", "num_epochs", "n_trials"), _FLOW),
     **dict.fromkeys(("early_stopping", "patience"), _PATIENCE),
     **dict.fromkeys((*_DATASETS, "validation_data"), _DATA),
-    **dict.fromkeys(("sampler", "shuffle"), _ORDER),
+    **dict.fromkeys(("test_size", "validation_fraction", "validation_split"), _VALIDATION),
+    **dict.fromkeys(("sampler", "shuffle", "steps_per_epoch"), _ORDER),
     **dict.fromkeys(("num_workers", "pin_memory"), "workers hold the data; leave it out"),
     **dict.fromkeys(("accelerator", "device", "gpus"), "each worker knows its own; leave it out"),
     **dict.fromkeys(("random_state", "seed"), "write seed= for dagsel.optimize"),
@@ -109,6 +114,7 @@ FLAX = {
         "it is a part of the optimizer; write optimizer=lambda config: optax.adam(schedule)",
     ),
     "module": "write model=",
+    "rngs": "model gets them, made of the trial's seed; write model=lambda config, rngs: ...",
     "train_fn": "write train_step=",
 }  # fmt: skip
 KERAS = {
@@ -118,11 +124,16 @@ KERAS = {
         "the model is compiled with it; write model=build, a function of the configuration",
     ),
     **dict.fromkeys(("build_fn", "build_model", "hypermodel", "model_fn"), "write model="),
+    **dict.fromkeys(
+        ("class_weight", "sample_weight"),
+        "weigh the samples in the loss that the model is compiled with, a function of yours",
+    ),
 }  # fmt: skip
 SKLEARN = {
     **_NOWHERE, **_METRICS,
     **dict.fromkeys(("classifier", "clf", "model", "pipeline", "regressor"), "write estimator="),
     **dict.fromkeys(("param_distributions", "param_grid"), "write space= for dagsel.optimize"),
+    "cv": "one validation set scores all trials; leave it out",
     "n_iter": _FLOW,
     "n_jobs": "as many trials train as there are workers; leave it out",
 }  # fmt: skip

@@ -250,6 +250,26 @@ def weighted_means(
     return total, means
 
 
+def number_of(name: str, value: Any) -> float:
+    """Return what a metric makes of a batch, or raise a `WorkloadError` if it is no number.
+
+    Examples
+    --------
+    >>> number_of("right", [1, 0])
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: metric 'right' must return a number for a batch, and returns \
+[1, 0]: return a mean, as in .float().mean()
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise WorkloadError(
+            f"metric {name!r} must return a number for a batch, and returns {shown(value)}: "
+            "return a mean, as in .float().mean()"
+        ) from None
+
+
 def as_pair(made: Any) -> tuple[Any, Any]:
     """Return inputs and targets that an ``input_fn`` has returned.
 

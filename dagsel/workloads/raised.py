@@ -137,6 +137,11 @@ _CURES = tuple(
             "the targets have a column for each class: write the data set with y.argmax(1)",
         ),
         (
+            r"list indices must be integers or slices, not str",
+            "a batch of LightningWorkload is a list of its arrays, as in  x, y = batch; with "
+            "batch_fn=lambda batch, config: batch  it has them by name",
+        ),
+        (
             r"'NoneType' object has no attribute 'experiment'",
             "a search has no logger of Lightning: write self.log(name, value), and give "
             "dagsel.optimize observers=[...]",

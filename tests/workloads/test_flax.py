@@ -371,8 +371,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "takes them in another order; write def loss",
     ),
     "a loss of optax": (
-        lambda: small(loss=__import__("optax").l2_loss),
-        r"write loss=lambda output, target: optax.l2_loss\(output, target\).mean\(\)",
+        lambda: small(loss=__import__("optax").huber_loss),
+        r"write loss=lambda output, target: optax.huber_loss\(output, target\).mean\(\)",
     ),
     "an optimizer of torch": (
         lambda: small(optimizer=__import__("torch").optim.Adam),
@@ -460,6 +460,12 @@ def test_a_class_without_an_output_is_named_where_the_loss_is_nan() -> None:
         train(small(), state, {**shard, "y": shard["y"] + 1})
     nan = {**shard, "x": np.full_like(shard["x"], np.nan)}
     assert train(small(), state, nan).diverged
+
+
+def test_a_metric_for_each_sample_is_named() -> None:
+    workload = small(metrics={"right": lambda output, target: target})
+    with pytest.raises(WorkloadError, match="metric 'right' must return a number for a batch, and"):
+        workload.evaluate(workload.init(CONFIG, 0), arrays(0), CONFIG)
 
 
 def test_what_a_configuration_is_not_read_for_is_known() -> None:

@@ -384,16 +384,16 @@ def test_a_class_without_an_output_is_refused() -> None:
 def test_classes_are_those_of_the_loss() -> None:
     import keras
 
-    from dagsel.workloads.keras.models import Classes
+    from dagsel.workloads.keras.models import ClassNumbers
 
     name = "sparse_categorical_crossentropy"
     made = keras.losses.SparseCategoricalCrossentropy
     for loss in (name, keras.losses.sparse_categorical_crossentropy, made, made()):
-        assert Classes.of(loss, 3) == Classes(3)
-    assert Classes.of("mse", 3) is Classes.of(name, None) is None
-    Classes.of(made(ignore_class=-1), 3).check(np.array([-1, 2]))  # type: ignore[union-attr]
+        assert ClassNumbers.of(loss, 3) == ClassNumbers(3)
+    assert ClassNumbers.of("mse", 3) is ClassNumbers.of(name, None) is None
+    ClassNumbers.of(made(ignore_class=-1), 3).check(np.array([-1, 2]))  # type: ignore[union-attr]
     with pytest.raises(WorkloadError, match="Target -1 is out of bounds: the model has 3 outputs"):
-        Classes(3).check(np.array([-1, 2]))
+        ClassNumbers(3).check(np.array([-1, 2]))
 
 
 def test_a_metric_that_does_not_take_a_batch_is_named_with_the_shapes() -> None:
@@ -405,6 +405,12 @@ def test_a_metric_that_does_not_take_a_batch_is_named_with_the_shapes() -> None:
         WorkloadError, match=r"AUC does not take outputs of shape \(22, 3\) and targ"
     ):
         workload.pool([kept])  # type: ignore[list-item]
+
+
+def test_a_metric_for_each_sample_is_named() -> None:
+    workload = small(metrics={"right": lambda output, target: target})
+    with pytest.raises(WorkloadError, match="metric 'right' must return a number for a batch, and"):
+        workload.evaluate(workload.init(CONFIG, 0), arrays(0), CONFIG)
 
 
 def test_what_a_configuration_is_not_read_for_is_known() -> None:

@@ -108,6 +108,7 @@ def mixed() -> None:
         ),
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([3])), "as many as len(tokenizer)"),
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([1.0])), 'x.astype("int64")'),
+        (lambda: list("ab")["x"], "batch_fn=lambda batch, config: batch"),  # type: ignore[call-overload]
         (lambda: LightningModule().logger.experiment, "write self.log(name, value)"),  # type: ignore[union-attr]
         (
             lambda: torch.nn.functional.cross_entropy(torch.zeros(4, 3), torch.zeros(4).int()),

@@ -435,3 +435,11 @@ def test_targets_that_a_classifier_does_not_take_are_told_with_the_cure(
     with pytest.raises(ValueError, match="label type|1d array") as caught:
         workload.train(workload.init({}, 0), shard, {}, visit=visit)
     assert re.search(cure, raised(caught.value).cure)
+
+
+def test_a_metric_for_each_sample_is_named() -> None:
+    workload = SklearnWorkload(SGDClassifier(), metrics={"right": lambda output, target: target})
+    shard, visit = workload.prepare({"x": np.eye(8), "y": np.arange(8) % 2}), Visit(0, 0, 1, 0)
+    state = workload.train(workload.init({}, 0), shard, {}, visit=visit).state
+    with pytest.raises(WorkloadError, match="metric 'right' must return a number for a batch, and"):
+        workload.evaluate(state, shard, {})

@@ -29,7 +29,7 @@ from dagsel.workloads.base import (
     Visit,
     never,
 )
-from dagsel.workloads.batches import weighted_means
+from dagsel.workloads.batches import number_of, weighted_means
 from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics, accumulates
 from dagsel.workloads.random_streams import preserved_streams
@@ -251,7 +251,7 @@ nnx.Param
                 sizes.append(size)
                 columns["loss"].append(loss)
                 for name, metric in means.items():
-                    columns[name].append(float(metric(output, target)))
+                    columns[name].append(number_of(name, metric(output, target)))
                 if pool is not None:
                     pool.add(output, target)
         n_samples, found = weighted_means(sizes, columns)

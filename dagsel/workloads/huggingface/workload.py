@@ -356,7 +356,7 @@ def _check_model(model: Any, base: Any) -> None:
     is_theirs = isinstance(owner, type) and owner.__module__.startswith("transformers.")
     if not (is_theirs or isinstance(model, str)):
         return
-    kind = owner.__name__ if is_theirs else "AutoModelForSequenceClassification"
+    kind = getattr(owner, "__name__", "") if is_theirs else "AutoModelForSequenceClassification"
     name = repr(model) if isinstance(model, str) else "..."
     arguments = "config" if base is None else "config, base"
     raise WorkloadError(

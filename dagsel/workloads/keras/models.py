@@ -120,7 +120,7 @@ class _Step(keras.Operation):  # type: ignore[misc, name-defined]
         return self.model.compute_loss(x=inputs, y=targets, y_pred=output, sample_weight=None)
 
 
-def go_through(model: Any, inputs: Any, targets: Any) -> Classes | None:
+def go_through(model: Any, inputs: Any, targets: Any) -> ClassNumbers | None:
     """Make a model's losses and metrics, which depend on the shapes of a batch.
 
     There are none of a model that has only steps of its own. Return which numbers its targets may
@@ -144,11 +144,11 @@ def go_through(model: Any, inputs: Any, targets: Any) -> Classes | None:
             f"the {type(model).__name__} as it is compiled fails for {_shapes('inputs', given[0])} "
             f"and {_shapes('targets', given[1])}: {reason}; {cure_of(reason) or _COMPARE}"
         ) from error
-    return Classes.of(model.loss, step.n_outputs)
+    return ClassNumbers.of(model.loss, step.n_outputs)
 
 
 @dataclass(frozen=True)
-class Classes:
+class ClassNumbers:
     """Numbers of classes that a loss takes; one that has no output counts for nothing on JAX.
 
     Parameters
@@ -163,7 +163,7 @@ class Classes:
     ignored: int | None = None
 
     @classmethod
-    def of(cls, loss: Any, n_outputs: int | None) -> Classes | None:
+    def of(cls, loss: Any, n_outputs: int | None) -> ClassNumbers | None:
         """Return those of a loss that a model is compiled with; None if it takes others."""
         name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         is_sparse = name in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")

@@ -31,7 +31,7 @@ class JaxPrograms:
         self._train, self._test = Program(self._training, trains=True), Program(self._testing)
         self._predict = Program(self._predicting)
         self._metrics: list[Any] | None = None  # as they are before the first batch
-        self.classes: models.Classes | None = None
+        self.classes: models.ClassNumbers | None = None
 
     def go_through(self, inputs: Any, targets: Any) -> bool:
         """Make losses and metrics, if they are not made; return whether they were made."""

@@ -36,7 +36,7 @@ from dagsel.workloads.base import (
     Visit,
     never,
 )
-from dagsel.workloads.batches import weighted_means
+from dagsel.workloads.batches import number_of, weighted_means
 from dagsel.workloads.keras.backend import (
     Backend,
     arrived,
@@ -236,7 +236,7 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
                 if self._metrics:
                     output = trial.predict(inputs)
                     for name, metric in means.items():
-                        columns[name].append(float(metric(output, targets)))
+                        columns[name].append(number_of(name, metric(output, targets)))
                     if pool is not None:
                         pool.add(output, targets)
             result = trial.result() if sizes else {}

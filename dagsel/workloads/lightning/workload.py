@@ -224,7 +224,10 @@ which epoch of a trial is its last; do it with run.best_model()
                 self._has_made_two = True
 
     def unread(self, config: Config) -> frozenset[str]:
-        """Return the parameters that training with this configuration does not read."""
+        """Return the parameters that training with this configuration does not read.
+
+        None where the module may read them later, as one that calls ``save_hyperparameters``.
+        """
         if not (self.batch_fn is self.augment is None):
             return frozenset()  # they read it while a trial trains
 

@@ -23,7 +23,7 @@ from dagsel.workloads.base import (
     Visit,
     never,
 )
-from dagsel.workloads.batches import check_order, say_unused
+from dagsel.workloads.batches import check_order, number_of, say_unused
 from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import (
@@ -261,7 +261,7 @@ shard; take an estimator that has it, such as SGDClassifier
                 if "accuracy" in names and "accuracy" not in self._metrics:
                     values["accuracy"] = float(np.mean(predicted == targets))
                 for name, metric in means.items():
-                    values[name] = float(metric(predicted, targets))
+                    values[name] = number_of(name, metric(predicted, targets))
                 if pool is not None:
                     pool.add(predicted, np.asarray(targets))
         found = {name: values[name] for name in names if name in values}
