@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import dagsel.flows
 import dagsel.flows.baselines
+from dagsel.argument_names import TRAINED_BY
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.console import Progress
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
@@ -39,7 +40,6 @@ _ROLES = {
     "data": (ShardedDataset, "a data set"),
 }
 _PLAIN = ("builtins", "numpy")  # what holds no samples as a data set does
-_MODULE = "torch.nn.modules.module.Module"
 _PRUNER, _SAMPLER = "optuna.pruners._base.BasePruner", "optuna.samplers._base.BaseSampler"
 
 
@@ -237,11 +237,10 @@ def _workload(workload: Any) -> Workload:
     name = workload.__name__ if isinstance(workload, type) else type(workload).__name__
     if isinstance(workload, Workload):
         raise WorkloadError(f"workload is the class {name}: make one of it, workload={name}(...)")
-    if _is_a(workload, _MODULE):
+    if write := next((write for kind, write in TRAINED_BY.items() if _is_a(workload, kind)), None):
         raise WorkloadError(
             f"workload is {name}, a module, which does not say how it is trained; write "
-            f"workload=dagsel.TorchWorkload(model=lambda config: {name}(...), loss=..., "
-            "optimizer=torch.optim.Adam, batch_size=32)"
+            f"workload=dagsel.{write.format(name)}"
         )
     if hasattr(workload, "fit") and hasattr(workload, "get_params"):
         raise WorkloadError(

@@ -137,6 +137,15 @@ _CURES = tuple(
             "the targets have a column for each class: write the data set with y.argmax(1)",
         ),
         (
+            r"mean\(\): could not infer output dtype",
+            "a mean is taken of numbers: write .float().mean()",
+        ),
+        (
+            r"must be Tensor, not \w+Output\w*",
+            "the output of a model of transformers has its scores in output.logits: write "
+            "loss=lambda output, labels: torch.nn.functional.cross_entropy(output.logits, labels)",
+        ),
+        (
             r"list indices must be integers or slices, not str",
             "a batch of LightningWorkload is a list of its arrays, as in  x, y = batch; with "
             "batch_fn=lambda batch, config: batch  it has them by name",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # ruff: noqa: F401 - the scripts use what is imported here
 import datetime
+import importlib
 import inspect
 import json
 import linecache
@@ -33,6 +34,7 @@ import torch
 from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch import LightningModule
 from optuna.samplers import TPESampler
 
 import dagsel
@@ -139,6 +141,10 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         WORK, "workload is Net, a module", "dagsel.TorchWorkload(model=lambda config: Net("),
     "workload=Net": (
         WORK, "workload is Net, a module", "dagsel.TorchWorkload(model=lambda config: Net("),
+    "workload=importlib.import_module('flax.nnx').Linear": (
+        WORK, "workload is Linear, a module", "FlaxWorkload(model=lambda config, rngs: Linear(..."),
+    "workload=LightningModule()": (
+        WORK, "is LightningModule, a module", "LightningWorkload(module=lambda config: LightningM"),
     "workload=sklearn.linear_model.SGDClassifier()": (
         WORK, "an estimator", "workload=dagsel.SklearnWorkload(SGDClassifier())"),
     "workload=sklearn.linear_model.SGDClassifier": (

@@ -153,7 +153,7 @@ CASES: dict[str, tuple[Any, str, Any]] = {
     "inputs": (
         lambda: lm(model=bert),
         "BertForSequenceClassification is called with 'input_ids', and no column gives it: the "
-        "batches have ids, labels; write a column of that name, or give a collator= that makes it",
+        "batches have ids, labels; write a column of that name, as in",
         lambda seed: {"ids" if n == "input_ids" else n: a for n, a in reviews(seed).items()},
     ),
     "labels": (
@@ -245,6 +245,7 @@ def test_a_column_that_the_model_does_not_take_is_said_once(
         ({"max_grad_norm": -1.0}, "max_grad_norm must be a number above 0, got -1.0"),
         ({"loss": 3}, "loss must be a function"),
         ({"metrics": ["bleu"]}, "dagsel has no metric 'bleu'"),
+        ({"collator": DataCollatorWithPadding}, "got the class DataCollatorWithPadding"),
         ({"model": "gpt2"}, r"write model=lambda config: AutoModel.*from_pretrained\('gpt2'\)"),
         (
             {"model": GPT2LMHeadModel},
@@ -264,6 +265,13 @@ def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], says: str
         options = {**options, "collator": known.get(options["collator"], options["collator"])}
     with pytest.raises(WorkloadError, match=says):
         lm(**options)
+
+
+def test_packing_for_a_model_of_one_label_a_row_is_refused() -> None:
+    with pytest.raises(
+        WorkloadError, match="a BertForSequenceClassification takes no rows of seve"
+    ):
+        lm(model=bert, packing=True).validate({})
 
 
 def test_data_that_fits_is_not_refused(tmp_path: Path) -> None:

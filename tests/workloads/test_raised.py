@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from transformers.modeling_outputs import CausalLMOutput
 
 from dagsel.workloads.raised import Raised, raised
 from dagsel.workloads.torch.speed import multiplying
@@ -109,6 +110,11 @@ def mixed() -> None:
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([3])), "as many as len(tokenizer)"),
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([1.0])), 'x.astype("int64")'),
         (lambda: list("ab")["x"], "batch_fn=lambda batch, config: batch"),  # type: ignore[call-overload]
+        (lambda: (torch.ones(1) > 0).mean(), "write .float().mean()"),
+        (
+            lambda: torch.nn.functional.cross_entropy(CausalLMOutput(), torch.ones(1)),  # type: ignore[arg-type]
+            "output.logits",
+        ),
         (lambda: LightningModule().logger.experiment, "write self.log(name, value)"),  # type: ignore[union-attr]
         (
             lambda: torch.nn.functional.cross_entropy(torch.zeros(4, 3), torch.zeros(4).int()),

@@ -155,7 +155,7 @@ def collating(collator: Any, label_names: tuple[str, ...], *, packing: bool) -> 
     if collator is tokenizer:
         type_id = getattr(tokenizer, "pad_token_type_id", 0)
         return Padding(label_names, pad_id, type_id, tokenizer.padding_side)
-    if not takes(collator, 1):
+    if isinstance(collator, type) or not takes(collator, 1):
         raise WorkloadError(
             "collator must be a data collator or a tokenizer of transformers, or a function of a "
             f"list of samples, got {shown(collator)}"

@@ -243,12 +243,21 @@ class HFWorkload(TorchWorkload):
             model = self._build(config, seed=0)
             core = core_of(model)
             how = type(core), core.config._attn_implementation
-            if how not in self._packs and not keeps_packed_apart(model, self._passes, self.collate):
+            if how not in self._packs and not self._keeps_apart(model):
                 raise WorkloadError(
                     f"packing=True, and a {type(core).__name__} lets the sequences of a row see "
                     "each other: it does not tell them apart by position_ids; leave packing out"
                 )
             self._packs.add(how)
+
+    def _keeps_apart(self, model: Any) -> bool:
+        try:
+            return keeps_packed_apart(model, self._passes, self.collate)
+        except Exception as error:
+            raise WorkloadError(
+                f"packing=True, and a {type(core_of(model)).__name__} takes no rows of several "
+                f"sequences ({' '.join(str(error).split())[:200]}); leave packing out"
+            ) from error
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
