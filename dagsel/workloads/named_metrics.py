@@ -65,6 +65,11 @@ def metric_functions(metrics: Any, loss: Any = None) -> dict[str, Callable[[Any,
                 f"dagsel has no metric {function!r}, it has {', '.join(_OWN)}; write "
                 + (f"{own!r}, or {write}" if own else write)
             )
+        if isinstance(function, type):
+            raise WorkloadError(
+                f"metric {name!r} is {shown(function)}: make one of it, as in "
+                f"metrics={{{name!r}: {function.__name__}(...)}}"
+            )
         _check_order_of_arguments(name, function)
         if not (accumulates(function) or takes(function, 2)):
             raise _no_metric(function)

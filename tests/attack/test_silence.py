@@ -122,6 +122,15 @@ def test_metrics_whose_arguments_are_named_the_other_way_round_are_refused() -> 
         assert metric_functions({"m": innocent}) == {"m": innocent}
 
 
+def test_a_class_is_no_metric() -> None:
+    class Share:
+        def __init__(self, *args: Any) -> None:
+            pass
+
+    with pytest.raises(WorkloadError, match=r"metric 'm' is .*Share: make one of it, as in metric"):
+        metric_functions({"m": Share})
+
+
 def test_metrics_of_scikit_learn_that_are_the_same_either_way_are_taken() -> None:
     for function in (sk.accuracy_score, sk.zero_one_loss, sk.mean_absolute_error):
         assert metric_functions({"mine": function}) == {"mine": function}

@@ -356,7 +356,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a metric's class": (
         lambda: small(metrics=[__import__("keras").metrics.AUC]),
-        r"a metric is an object, got the class AUC; write metrics=\[keras.metrics.AUC\(\)\]",
+        r"metric 'AUC' is the class AUC: make one of it, as in metrics={'AUC': AUC\(\.\.\.\)}",
     ),
     "a function of keras": (
         lambda: small(metrics={"m": __import__("keras").metrics.mean_absolute_error}),

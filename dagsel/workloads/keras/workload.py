@@ -434,11 +434,6 @@ def _parted(given: Any) -> tuple[dict[str, Direction], dict[str, Callable[[Any, 
             own[known] = over_set(direction=direction)(computes)
         elif isinstance(metric, str):
             compiled[name] = metric if named and metric in _DIRECTIONS else _direction(name)
-        elif isinstance(metric, type) and hasattr(metric, "update_state"):
-            raise WorkloadError(
-                f"a metric is an object, got {shown(metric)}; write "
-                f"metrics=[keras.metrics.{metric.__name__}()]"
-            )
         else:
             own |= metric_functions({name: metric} if named else [metric])
     for name in {"loss"} & {*compiled, *own}:
