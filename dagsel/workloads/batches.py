@@ -108,8 +108,8 @@ class ShardPass:
         self.may_stop: Callable[[], bool] = lambda: True
 
     def __len__(self) -> int:
-        """Count the batches of the whole shard."""
-        return len(self._parts)
+        """Count the batches of this pass: those of the shard, or what a stopped unit has left."""
+        return len(self._parts) - self._cursor.n_batches
 
     def __iter__(self) -> Iterator[Any]:
         if self._is_over:

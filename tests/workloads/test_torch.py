@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -454,6 +455,26 @@ def test_a_loop_of_the_users_own_is_preemptible_without_knowing_it(stop_every):
     assert own_losses == losses
 
 
+def test_an_optimizer_whose_class_came_by_its_code_is_seen_to_step():
+    """As one of a script or a notebook: its `step` holds a copy of PyTorch's table of hooks."""
+
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+    workload = TorchWorkload(
+        Net, F.cross_entropy, lambda p, c: Plain(p, 0.1), batch_size=5, train_fn=own_loop
+    )
+    workload.init({}, 0)
+    there = cloudpickle.loads(cloudpickle.dumps(workload))
+    assert units(there, stop_every=1)[0] == units(workload)[0]
+
+
 @pytest.mark.parametrize("stop_every", [None, 1])
 def test_a_loop_over_batches_that_are_used_up_is_refused(stop_every):
     def loop(*args):
@@ -464,13 +485,17 @@ def test_a_loop_over_batches_that_are_used_up_is_refused(stop_every):
         units(TorchWorkload(Net, F.cross_entropy, adam, batch_size=5, train_fn=loop), stop_every)
 
 
-def test_a_loop_that_accumulates_gradients_stops_only_after_its_steps():
+@pytest.mark.parametrize("is_last", [
+    lambda index, inputs, batches: len(inputs) < 5,
+    lambda index, inputs, batches: index + 1 == len(batches),  # of a stopped unit's rest, too
+])  # fmt: skip
+def test_a_loop_that_accumulates_gradients_stops_only_after_its_steps(is_last):
     places = []
 
     def loop(model, optimizer, batches, config):
         for index, (inputs, targets) in enumerate(batches):
             (F.cross_entropy(model(inputs), targets) / 2).backward()
-            if index % 2 == 1 or len(inputs) < 5:
+            if index % 2 == 1 or is_last(index, inputs, batches):
                 optimizer.step()
                 optimizer.zero_grad()
         places.append(index)

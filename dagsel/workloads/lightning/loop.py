@@ -32,8 +32,7 @@ def train_shard(
             step_plateaus(trainer, _tensor(visit.last_value), scores)
         progress.epoch, progress.n_batches, progress.is_open = visit.epoch - 1, 0, True
         trainer.hook("on_train_epoch_start")
-    n_done = batches.cursor.n_batches
-    for number, (batch, _) in enumerate(batches, n_done + 1):
+    for number, (batch, _) in enumerate(batches, 1):
         is_last = visit.ends_epoch and number == len(batches)
         output = _train_batch(trainer, batch, is_last=is_last)
         if isinstance(output.get("loss"), torch.Tensor):

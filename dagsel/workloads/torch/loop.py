@@ -289,11 +289,15 @@ def track_steps(
         return stepped == its._done - 1 or all(p.grad is None for p in model.parameters())
 
     batches.may_stop = may_stop
-    handle = register_optimizer_step_post_hook(note)
+    handles = [register_optimizer_step_post_hook(note)]
+    # A class of a script or a notebook may be here by its code, with a copy of PyTorch's own hooks.
+    if hasattr(optimizer, "_optimizer_step_post_hooks"):
+        handles.append(optimizer.register_step_post_hook(note))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     if stepped_by_any < batches._done - 1 and any(map(_waits, model.parameters())):
         raise WorkloadError(
             "train_fn ends with gradients that wait for an optimizer.step(), and no later pass has "
