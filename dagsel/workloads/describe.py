@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Protocol, runtime_checkable
@@ -102,7 +102,18 @@ def _text(part: Any) -> str:
 
 def _is_users(kind: type) -> bool:
     """Whether a class is of a user's file, and of no library."""
-    module = kind.__module__
+    return is_a_users(kind.__module__)
+
+
+@cache
+def is_a_users(module: str) -> bool:
+    """Whether a module is a user's file, and of no library.
+
+    Examples
+    --------
+    >>> is_a_users("__main__"), is_a_users("torch.nn")
+    (True, False)
+    """
     if module.partition(".")[0] in {"dagsel", *sys.stdlib_module_names}:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)

@@ -100,12 +100,15 @@ class CountsInList(Scales):
 
 
 class Draws(Scales):
+    """Draws while it is scored; training may not."""
+
     def __init__(self, config: Any = None) -> None:
         super().__init__()
-        self.rng = np.random.default_rng(0)
+        self.rng, self.drawn = np.random.default_rng(0), 1.0
 
     def change(self) -> None:
-        self.drawn = self.rng.random()
+        if not self.training:
+            self.drawn = self.rng.random()
 
     def scale(self) -> Any:
         return self.drawn
@@ -118,7 +121,7 @@ class DrawsInSilence(Draws):
         pass
 
     def scale(self) -> Any:
-        return self.rng.random()
+        return 1.0 if self.training else self.rng.random()
 
 
 class Buffer(Scales):

@@ -176,13 +176,13 @@ def beside_state(module: torch.nn.Module) -> dict[str, list[int]]:
         for name, value in {**vars(part), **part._buffers}.items():
             if name.startswith("_"):
                 continue
-            tensors = [it for it in _tensors(value) if id(it) not in kept]
+            tensors = [it for it in tensors_in(value) if id(it) not in kept]
             if tensors:
                 found[f"{place}.{name}".lstrip(".")] = checksums(tensors)
     return found
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in a value, and its arrays as tensors."""
     if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta:
         yield value
@@ -190,7 +190,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield torch.frombuffer(bytearray(value.tobytes() or b"\0"), dtype=torch.uint8)
     elif isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
+            yield from tensors_in(part)
 
 
 def check_alike(once: dict[str, list[int]], again: dict[str, list[int]]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -18,6 +19,7 @@ from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.device import Shard, accelerator, device_of, rows_at
 from dagsel.workloads.torch.fit import Casting
 from dagsel.workloads.torch.frozen import Frozen, checksums
+from dagsel.workloads.torch.generators import Generator, generators_of
 from dagsel.workloads.torch.layout import ChannelsLast, bears, gains
 from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
 from dagsel.workloads.torch.outline import Outlines, UnknownError
@@ -30,7 +32,14 @@ from dagsel.workloads.torch.state import (
     load_optimizer,
     load_schedule,
 )
+from dagsel.workloads.torch.unkept import refusing_what_is_lost
 from dagsel.workloads.unread import unread_by
+
+#: What may draw random numbers while a trial trains.
+_FUNCTIONS = ("model", "loss", "optimizer", "lr_scheduler", "input_fn", "collate", "augment",
+              "train_fn")  # fmt: skip
+#: The generators that a workload's functions use. They do not travel with it.
+_GENERATORS: WeakKeyDictionary[Any, dict[str, Generator]] = WeakKeyDictionary()
 
 
 class MakesTrials(FollowsMetrics):
@@ -116,6 +125,17 @@ class MakesTrials(FollowsMetrics):
                 frozen = self._frozen(module)
                 yield module, reader.set_streams
             self._check_frozen(frozen, state.meta, config)
+
+    def _refusing(
+        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> AbstractContextManager[None]:
+        """Refuse in a block what training changes and no state holds."""
+        generators = _GENERATORS.get(self)
+        if generators is None:
+            functions = (getattr(self, name) for name in _FUNCTIONS)
+            generators = _GENERATORS[self] = generators_of(it for it in functions if it is not None)
+        own_loop = self.train_fn is not None
+        return refusing_what_is_lost(module, optimizer, self.loss, generators, own_loop=own_loop)
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""

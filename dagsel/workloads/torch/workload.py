@@ -74,7 +74,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
     and so do the random streams of PyTorch, NumPy and Python. Model and optimizer are built anew
     for every unit, so keep anything else that training changes in a persistent buffer or in
-    ``get_extra_state``. Functions are called in worker processes.
+    ``get_extra_state``; a number that is not fails the trial. Functions are called in workers.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             model = module.train()
             if isinstance(batches, GangBatches):
                 model = distribute(model, batches)
-            with multiplying(self.precision, device):
+            with multiplying(self.precision, device), self._refusing(module, optimizer):
                 self._loop(model, optimizer, schedule, batches, config)
             if isinstance(batches, GangBatches):
                 check_end(module, batches, own_loop=self.train_fn is not None)

@@ -1,0 +1,219 @@
+"""What training changes and no state holds: it would begin anew in each unit, or be all trials'.
+
+A state has the state dicts of module, optimizer and schedule, and the random streams of the
+process. What a user's code keeps beside them is looked at before and after a unit: numbers in
+attributes, generators of random numbers, moments of other optimizers, buffers of the loss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from types import FunctionType
+from typing import Any, TypeAlias
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dagsel.errors import WorkloadError
+from dagsel.workloads.describe import is_a_users
+from dagsel.workloads.torch.build import equal, tensors_in
+from dagsel.workloads.torch.frozen import checksums
+from dagsel.workloads.torch.generators import Generator, is_own, place_of
+
+logger = logging.getLogger("dagsel")
+
+#: Parts with the numbers in their attributes.
+_Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
+_STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+
+
+@contextmanager
+def refusing_what_is_lost(
+    module: torch.nn.Module,
+    optimizer: Optimizer,
+    loss: Any,
+    generators: Mapping[str, Generator],
+    *,
+    own_loop: bool,
+) -> Iterator[None]:
+    """Raise a `WorkloadError` if training in the block changes what no state holds.
+
+    `generators` are those that the workload's functions use, by name.
+    """
+    while isinstance(loss, partial):
+        loss = loss.func
+    drawn = {**generators}
+    numbers = _numbers(_looked_at(module), drawn)
+    of_optimizer, tensors = _numbers(_parts_of_optimizer(optimizer), drawn), _tensors(optimizer)
+    of_loss, buffers = _numbers(_parts_of(loss), drawn), _buffers(loss)
+    places = {name: place_of(generator) for name, generator in drawn.items()}
+    steppers: set[Optimizer] = set()  # also those that nothing else holds at the end of the loop
+    handle = None
+    if own_loop:
+        handle = register_optimizer_step_post_hook(lambda stepper, *_: steppers.add(stepper))
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.remove()
+    _check_numbers(numbers)
+    lost = [name for _, name in _changed(of_optimizer)]
+    lost += [name for name, sums in _tensors(optimizer).items() if tensors.get(name) != sums]
+    if lost:
+        raise WorkloadError(
+            f"training has changed {lost[0]!r} of the {type(optimizer).__name__}, which its "
+            "state_dict() does not hold, so it begins anew in each pass over a shard: keep it in "
+            "self.state or in a parameter group; if no result depends on that, let its name begin "
+            "with an underscore"
+        )
+    _check_moments(module, optimizer, steppers)
+    for name, place in places.items():
+        if not equal(place, place_of(drawn[name])):
+            raise WorkloadError(
+                f"training draws from {name!r}, a generator of random numbers that no state holds, "
+                "so another worker or a replay would see other numbers: call torch, numpy.random "
+                "or random themselves, whose streams travel with the trial"
+            )
+    lost = [name for _, name in _changed(of_loss)]
+    lost += [name for name, sums in _buffers(loss).items() if buffers.get(name) != sums]
+    if lost:
+        raise WorkloadError(
+            f"training has changed {lost[0]!r} of the loss, which all trials of a worker share and "
+            "no state holds: let the model hold it, and return it with its output; if no result "
+            "depends on that, let its name begin with an underscore"
+        )
+
+
+def _looked_at(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the parts of a module that keep nothing beside parameters and buffers."""
+    plain = torch.nn.Module
+    for part in module.modules():
+        kind = type(part)
+        if (
+            kind.get_extra_state is plain.get_extra_state
+            and kind.state_dict is plain.state_dict
+            and kind._save_to_state_dict is plain._save_to_state_dict
+        ):
+            yield part
+
+
+def _numbers(parts: Iterable[Any], drawn: dict[str, Generator]) -> _Numbers:
+    """Return the numbers in the parts, and add the generators in them to `drawn`."""
+    found = []
+    for part in parts:
+        kind, numbers = type(part), {}
+        for name, value in vars(part).items():
+            if (type(value) is int or type(value) is float) and name[0] != "_":
+                numbers[name] = value
+            elif is_own(value):
+                drawn[f"{kind.__name__}.{name}"] = value
+        if numbers and (kind.__module__.startswith("torch.nn.") or is_a_users(kind.__module__)):
+            found.append((part, numbers))
+    return found
+
+
+def _changed(numbers: _Numbers) -> Iterator[tuple[Any, str]]:
+    for part, before in numbers:
+        held = vars(part)
+        for name, value in before.items():
+            now = held.get(name)
+            if now is not value and type(now) in (int, float) and repr(now) != repr(value):
+                yield part, name
+
+
+def _check_numbers(numbers: _Numbers) -> None:
+    for part, name in _changed(numbers):
+        kind = type(part)
+        if not is_a_users(kind.__module__):
+            _say_changed(kind.__name__, name)
+            continue
+        raise WorkloadError(
+            f"training has changed {kind.__name__}.{name}, which no state holds, so it begins "
+            "anew in each pass over a shard: keep it in a buffer (register_buffer) or in "
+            "get_extra_state; if no result depends on that, let its name begin with an underscore"
+        )
+
+
+@cache
+def _say_changed(kind: str, name: str) -> None:
+    logger.warning(
+        "training has changed %s.%s, which no state holds: it is what the model function made it "
+        "at the beginning of each pass over a shard; set it anew in each forward or train_fn, as "
+        "by a buffer that counts",
+        kind,
+        name,
+    )
+
+
+def _parts_of(loss: Any) -> list[Any]:
+    if isinstance(loss, torch.nn.Module):
+        return [*loss.modules()]
+    return [loss] if hasattr(loss, "__dict__") and not isinstance(loss, FunctionType) else []
+
+
+def _buffers(loss: Any) -> dict[str, list[int]]:
+    if not isinstance(loss, torch.nn.Module):
+        return {}
+    return {name: checksums([it]) for name, it in loss.named_buffers() if not it.is_meta}
+
+
+def _parts_of_optimizer(optimizer: Any) -> list[Any]:
+    """Return the optimizer, unless it may keep what it holds in a state dict of its own making."""
+    is_plain = type(optimizer).state_dict is Optimizer.state_dict and not any(
+        vars(optimizer).get(name) for name in _STATE_DICT_HOOKS
+    )
+    return [optimizer] if is_plain and is_a_users(type(optimizer).__module__) else []
+
+
+def _tensors(optimizer: Any) -> dict[str, list[int]]:
+    """Return checksums of the tensors that an optimizer holds beside its state, by name."""
+    found = {}
+    for part in _parts_of_optimizer(optimizer):
+        groups = [parameter for group in part.param_groups for parameter in group["params"]]
+        held = (*groups, *tensors_in(dict(part.state)))
+        kept = {tensor.untyped_storage().data_ptr() for tensor in held}
+        for name, value in vars(part).items():
+            if name[0] == "_" or name in ("state", "param_groups", "defaults"):
+                continue
+            tensors = [t for t in tensors_in(value) if t.untyped_storage().data_ptr() not in kept]
+            if tensors:
+                found[name] = checksums(tensors)
+    return found
+
+
+def _check_moments(
+    module: torch.nn.Module, optimizer: Optimizer, steppers: Iterable[Optimizer]
+) -> None:
+    """Raise a `WorkloadError` if another optimizer has learnt what no state holds."""
+    within = [
+        it
+        for value in vars(optimizer).values()
+        for it in (value if isinstance(value, list | tuple) else (value,))
+        if isinstance(it, Optimizer)
+    ]
+    others = [it for it in {*within, *steppers} if it is not optimizer]
+    if not others:
+        return
+    kept = {id(tensor) for tensor in tensors_in(optimizer.state_dict())}
+    weights = set(map(id, module.parameters()))
+    for other in others:
+        learnt = [held for weight, held in other.state.items() if id(weight) in weights]
+        if all(id(tensor) in kept for tensor in tensors_in(learnt)):
+            continue
+        kind = type(other).__name__
+        if other in within:
+            raise WorkloadError(
+                f"the {type(optimizer).__name__} holds another optimizer, {kind}, whose moments "
+                "its state_dict() does not have, so they begin anew in each pass over a shard: let "
+                "its state_dict() return them too, and its load_state_dict() load them"
+            )
+        raise WorkloadError(
+            f"train_fn steps an optimizer of its own, {kind}, whose moments no state holds, so "
+            "they begin anew in each pass over a shard: step the optimizer that it is given; of "
+            "parts that take turns set p.grad = None for those that wait, or take a "
+            "LightningWorkload, which trains with several"
+        )

@@ -1,0 +1,233 @@
+"""What training changes beside the state fails the trial: it would begin anew in each unit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dagsel.errors import WorkloadError
+from dagsel.workloads import TorchWorkload, Visit
+from dagsel.workloads.torch.unkept import _say_changed
+
+Step = Callable[[Any], object]
+ARRAYS = {"x": np.ones((6, 4), "float32"), "y": np.array([0, 1, 2, 0, 1, 2])}
+
+
+class Net(nn.Module):
+    """Does something in each forward pass."""
+
+    def __init__(self, in_forward: Step | None = None, **held: Any) -> None:
+        super().__init__()
+        self.layer, self.dropout, self.in_forward = nn.Linear(4, 3), nn.Dropout(0.1), in_forward
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_forward is not None:
+            self.in_forward(self)
+        return self.layer(self.dropout(x))
+
+
+class Own(torch.optim.Optimizer):
+    """Does something in each step."""
+
+    def __init__(self, parameters: Any, in_step: Step, **held: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.in_step = in_step
+        for name, value in held.items():
+            setattr(self, name, value(self) if callable(value) else value)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.in_step(self)
+
+
+class Both(Own):
+    """Has the moments of the optimizer that it holds in its state dict."""
+
+    inner: torch.optim.Optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.inner.load_state_dict(saved.pop("inner"))
+        super().load_state_dict(saved)
+
+
+class Loss(nn.Module):
+    """Does something with what it holds."""
+
+    def __init__(self, in_loss: Step, **held: Any) -> None:
+        super().__init__()
+        self.in_loss, self.n = in_loss, 0
+        self.register_buffer("center", torch.zeros(()))
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.in_loss(self)
+        return F.cross_entropy(output, target)
+
+
+def count(name: str) -> Step:
+    return lambda it: setattr(it, name, getattr(it, name) + 1)
+
+
+def draw(name: str) -> Step:
+    def drawn(it: Any) -> None:
+        generator = getattr(it, name)
+        if isinstance(generator, torch.Generator):
+            torch.rand(1, generator=generator)
+        else:
+            generator.random()
+
+    return drawn
+
+
+def inner(it: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(it.param_groups, lr=0.1, momentum=0.9)
+
+
+CHANCE = np.random.default_rng(0)
+
+
+def chance() -> float:
+    return float(CHANCE.random())
+
+
+def augment(sample: Any, config: Any) -> Any:
+    return {**sample, "x": sample["x"] * chance()}
+
+
+def loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        batches.log(loss)
+
+
+def loop_with(make: Any) -> Any:
+    def own_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+        loop(model, make(model.parameters()), batches, config)
+
+    return own_loop
+
+
+def loop_of_another(model: Any, *args: Any) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    torch.optim.Adam([weight]).step()
+    loop(model, *args)
+
+
+def drawing(closed: random.Random) -> Any:
+    def drawing_loop(*args: Any) -> None:
+        closed.random()
+        loop(*args)
+
+    return drawing_loop
+
+
+def workload(**options: Any) -> TorchWorkload:
+    good: dict[str, Any] = {
+        "model": lambda config: Net(),
+        "loss": F.cross_entropy,
+        "optimizer": lambda parameters, config: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        "batch_size": 2,
+    }
+    return TorchWorkload(**good | options)
+
+
+def model(*args: Any, **held: Any) -> dict[str, Any]:
+    return {"model": lambda config: Net(*args, **held)}
+
+
+def optimizer(kind: Any, *args: Any, **held: Any) -> dict[str, Any]:
+    return {"optimizer": lambda parameters, config: kind(parameters, *args, **held)}
+
+
+def moved(it: Any) -> None:
+    it.moments[0].add_(1)
+
+
+GENERATORS: list[Any] = [
+    lambda: np.random.default_rng(0), lambda: np.random.RandomState(0), lambda: random.Random(0),
+    lambda: torch.Generator().manual_seed(0),
+]  # fmt: skip
+LOST: dict[str, tuple[dict[str, Any], str]] = {
+    "a model's number": (model(count("n"), n=0), r"changed Net\.n, .*register_buffer"),
+    "an optimizer's number": (optimizer(Own, count("n"), n=0), r"changed 'n' of the Own, .*group"),
+    "an optimizer's tensors": (
+        optimizer(Own, moved, moments=[torch.zeros(2)]), "changed 'moments' of the Own, which"
+    ),
+    "an optimizer within": (
+        optimizer(Own, lambda it: it.inner.step(), inner=inner),
+        "the Own holds another optimizer, SGD, whose moments its state_dict",
+    ),
+    "a train_fn's own": (
+        {"train_fn": loop_with(torch.optim.Adam)},
+        "train_fn steps an optimizer of its own, Adam, .*LightningWorkload",
+    ),
+    "a loss's buffer": ({"loss": Loss(lambda it: it.center.add_(1))}, "'center' of the loss"),
+    "a loss's number": ({"loss": partial(Loss(count("n")))}, "'n' of the loss, which all trials"),
+    "a loss's generator": (
+        {"loss": Loss(draw("own"), own=random.Random(0))}, "draws from 'own', a"
+    ),
+    "a function's generator": ({"augment": augment}, "draws from 'CHANCE', a generator of"),
+    "a closure's generator": ({"train_fn": drawing(random.Random(0))}, "draws from 'closed'"),
+} | {
+    f"a model's generator {at}": (model(draw("g"), g=make()), r"draws from 'Net\.g'.*travel")
+    for at, make in enumerate(GENERATORS)
+}  # fmt: skip
+KEPT: dict[str, dict[str, Any]] = {
+    "an underscore": model(count("_n"), _n=0),
+    "what is no number": model(lambda it: setattr(it, "n", torch.ones(1)), n=0),
+    "the same number": model(lambda it: setattr(it, "n", float("nan")), n=float("nan")),
+    "a step of one's own": optimizer(Own, lambda it: it.state.update(n=1), n=0),
+    "weights": optimizer(Own, lambda it: it.weights[0].data.add_(1),
+                         weights=lambda it: it.param_groups[0]["params"]),
+    "an optimizer within": optimizer(Both, lambda it: it.inner.step(), inner=inner),
+    "one without moments": {"train_fn": loop_with(partial(torch.optim.SGD, lr=0.1))},
+    "another's parameters": {"train_fn": loop_of_another},
+    "the streams that travel": model(draw("g"), g=np.random.mtrand._rand),
+    "a generator that does not draw": model(g=np.random.default_rng(0)),
+}  # fmt: skip
+
+
+def train(it: TorchWorkload) -> None:
+    state, shard = it.init({}, 0), it.prepare(ARRAYS)
+    for epoch in (1, 2):
+        visit = Visit(seed=0, trial=0, epoch=epoch, shard=0, ends_epoch=True)
+        state = it.train(state, shard, {}, visit=visit).state
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_would_begin_anew_in_each_unit_fails_the_trial(name: str) -> None:
+    options, told = LOST[name]
+    with pytest.raises(WorkloadError, match=told):
+        train(workload(**options))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_or_changes_nothing_is_trained(name: str) -> None:
+    train(workload(**KEPT[name]))
+
+
+def test_a_layer_of_pytorchs_that_training_has_changed_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may follow from a buffer."""
+    _say_changed.cache_clear()
+    train(workload(**model(lambda it: setattr(it.dropout, "p", it.dropout.p / 2))))
+    (said,) = caplog.messages
+    assert "training has changed Dropout.p, which no state holds" in said
