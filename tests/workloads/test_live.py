@@ -380,11 +380,11 @@ def test_with_options_that_change_the_module(options: dict[str, Any]) -> None:
 
 
 NEVER = [Counts, CountsInList, Draws, DrawsInSilence, Scratch, Replaced, Plain, Extra, Loads,
-         LoadsByHook, Freezes, Hooked, local]  # fmt: skip
+         LoadsByHook, Hooked, local]  # fmt: skip
 
 
 @pytest.mark.parametrize("scored", [0, 2, 3])
-@pytest.mark.parametrize("model", [*NEVER, ByData, OnlyScored, Clips, Norms, Late])
+@pytest.mark.parametrize("model", [*NEVER, ByData, Freezes, OnlyScored, Clips, Norms, Late])
 def test_what_a_state_does_not_hold_is_as_after_a_build(model: Any, scored: int) -> None:
     workload = make(model)
     assert chain(workload, scored=scored) == chain(workload, scored=scored, fresh=True)

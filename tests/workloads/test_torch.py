@@ -289,6 +289,29 @@ def test_tied_weights_are_stored_once_and_stay_tied():
     assert_equal(workload, state, *plain_pytorch(Tied, adam)[:3])
 
 
+class Unfreezes(nn.Module):
+    """Trains its first layer from the tenth batch on, and then no more its last one's bias."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)
+        self.register_buffer("n", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.n += self.training
+        if self.n == 10:
+            self.first.requires_grad_(True)
+            self.last.bias.requires_grad_(False)
+        return self.last(F.relu(self.first(x)))
+
+
+@pytest.mark.parametrize("stop_every", [None, 1])
+def test_which_weights_are_frozen_travels(stop_every):
+    workload = TorchWorkload(Unfreezes, F.cross_entropy, adam, batch_size=5)
+    state, _ = units(workload, stop_every)
+    assert_equal(workload, state, *plain_pytorch(Unfreezes, adam)[:3])
+
+
 class Bag(nn.Module):
     def __init__(self, config):
         super().__init__()

@@ -23,6 +23,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.lr_scheduler import LRScheduler
 
+from dagsel.codec import Json
 from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads.random_streams import write_streams
@@ -66,6 +67,17 @@ class BuiltTrial:
     frozen: Frozen = field(default_factory=Frozen)  # what of the module is in no state
     outline: Any = None  # of what it was built of, and the module; None if it cannot be kept
     scratch: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    as_made: dict[str, bool] = field(default_factory=dict)  # which parameters the function trains
+
+    def unfrozen(self) -> dict[str, Json]:
+        """Return what a state says of parameters that training has frozen or unfrozen."""
+        now = {name: it.requires_grad for name, it in self.module.named_parameters()}
+        changed = {
+            name: trains
+            for name, trains in now.items()
+            if self.as_made.get(name, trains) is not trains
+        }
+        return {"requires_grad": {**changed}} if changed else {}
 
 
 @dataclass(slots=True)

@@ -244,6 +244,15 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
+@reading_state(torch.OutOfMemoryError)
+def unfreeze(reader: StateReader, module: torch.nn.Module) -> None:
+    """Freeze and unfreeze the parameters of a module as training has done before."""
+    changed: dict[str, bool] = from_json(dict[str, bool], reader.meta.get("requires_grad", {}))
+    parameters = dict(module.named_parameters()) if changed else {}
+    for name, trains in changed.items():
+        parameters[name].requires_grad_(trains)
+
+
 def module_tree(module: torch.nn.Module, without: Collection[str] = ()) -> dict[str, Any]:
     """Return a module's part of a state: its tensors and the versions of their meaning."""
     state_dict = module.state_dict()

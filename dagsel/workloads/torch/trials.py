@@ -31,6 +31,7 @@ from dagsel.workloads.torch.state import (
     load_module,
     load_optimizer,
     load_schedule,
+    unfreeze,
 )
 from dagsel.workloads.torch.unkept import refusing_what_is_lost
 from dagsel.workloads.unread import unread_by
@@ -103,8 +104,10 @@ class MakesTrials(FollowsMetrics):
             load_schedule(reader, schedule, optimizer)
         set_streams, cursor = reader.set_streams, reader.meta.get("cursor")
         trial = BuiltTrial(
-            module, optimizer, schedule, reader.seed, set_streams, cursor, self._frozen(module)
-        )
+            module, optimizer, schedule, reader.seed, set_streams, cursor, self._frozen(module),
+            as_made={name: it.requires_grad for name, it in module.named_parameters()},
+        )  # fmt: skip
+        unfreeze(reader, module)
         if about is not None:
             self._live.built(trial, about)
         return trial

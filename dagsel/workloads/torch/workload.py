@@ -433,7 +433,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 )
             if visit.ends_epoch and not batches.stopped:
                 end_epoch(schedule, self.lr_scheduler_interval)
-            meta = {"seed": trial.seed, **batches.place()}
+            meta = {"seed": trial.seed, **batches.place(), **trial.unfrozen()}
             if self._leaves_out:
                 self._check_frozen(trial.frozen, state.meta, config)
                 meta.update({name: state.meta.get(name) for name in ("base", "frozen")})
