@@ -57,8 +57,9 @@ _CURES = tuple(
             ".mean()",
         ),
         (
-            r"'(float|int|NoneType|tuple|float64|float32)' object has no attribute 'backward'",
-            "loss must return a tensor that depends on the model's output",
+            r"'(float|int|NoneType|tuple|list|dict|float64|float32)' object has no attribute "
+            r"'backward'",
+            "loss must return one tensor, which depends on the model's output",
         ),
         (
             r"element 0 of tensors does not require grad",

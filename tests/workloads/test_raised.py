@@ -100,7 +100,8 @@ def mixed() -> None:
             lambda: exec("raise RuntimeError('CUDA error: device-side assert triggered')"),
             "often a class for which the model has no output",
         ),
-        (lambda: (0.5).backward(), "a tensor"),  # type: ignore[attr-defined]
+        (lambda: (0.5).backward(), "one tensor"),  # type: ignore[attr-defined]
+        (lambda: {"loss": 0.5}.backward(), "one tensor"),  # type: ignore[attr-defined]
         (
             lambda: torch.nn.functional.cross_entropy(
                 torch.zeros(4, 3), torch.full((4,), 3)

@@ -498,6 +498,33 @@ def test_an_optimizer_whose_class_came_by_its_code_is_seen_to_step():
     assert units(there, stop_every=1)[0] == units(workload)[0]
 
 
+def test_an_optimizer_that_does_not_load_its_own_state_is_named():
+    class Wrapped(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups = inner, inner.param_groups
+
+        def state_dict(self):
+            return self.inner.state_dict()
+
+        def load_state_dict(self, saved):
+            self.inner.load_state_dict(saved["inner"])
+
+    workload = TorchWorkload(Net, F.cross_entropy, lambda p, c: Wrapped(sgd(p, c)), batch_size=5)
+    told = r"the Wrapped does not load what its own state_dict\(\) returns.*KeyError\('inner'\)"
+    with pytest.raises(WorkloadError, match=told):
+        workload.validate({})
+
+
+def test_sparse_gradients_that_no_step_follows_fail_the_trial():
+    def loop(model, optimizer, batches, config):
+        for inputs, targets in batches:
+            F.cross_entropy(model(inputs), targets).backward()
+
+    workload = TorchWorkload(Bag, F.cross_entropy, sgd, batch_size=5, train_fn=loop)
+    with pytest.raises(WorkloadError, match=r"gradients that wait for an optimizer\.step"):
+        units(workload)
+
+
 @pytest.mark.parametrize("stop_every", [None, 1])
 def test_a_loop_over_batches_that_are_used_up_is_refused(stop_every):
     def loop(*args):

@@ -130,6 +130,11 @@ def loop_of_another(model: Any, *args: Any) -> None:
     loop(model, *args)
 
 
+def adding(model: Any, optimizer: Any, *args: Any) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    loop(model, optimizer, *args)
+
+
 def drawing(closed: random.Random) -> Any:
     def drawing_loop(*args: Any) -> None:
         closed.random()
@@ -173,6 +178,9 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     "an optimizer within": (
         optimizer(Own, lambda it: it.inner.step(), inner=inner),
         "the Own holds another optimizer, SGD, whose moments its state_dict",
+    ),
+    "a group that is added": (
+        {"train_fn": adding}, "added a parameter group to the SGD, and that of the next unit lacks"
     ),
     "a train_fn's own": (
         {"train_fn": loop_with(torch.optim.Adam)},

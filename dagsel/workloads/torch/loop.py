@@ -309,7 +309,9 @@ def track_steps(
 def _waits(parameter: torch.nn.Parameter) -> bool:
     """Whether a parameter has a gradient that a step would follow."""
     gradient = parameter.grad
-    return gradient is not None and bool(gradient.any()) and bool(gradient.isfinite().all())
+    if gradient is None or not gradient.any():
+        return False
+    return bool(gradient.to_dense().isfinite().all())  # PyTorch asks that of no sparse one
 
 
 def mean_metrics(

@@ -143,7 +143,7 @@ def stepping(optimizer: torch.optim.Optimizer, *, fused: Fused, capturable: bool
     finally:
         if handle is not None:
             handle.remove()
-        for group, values in zip(groups, before, strict=True):
+        for group, values in zip(groups, before, strict=False):  # there may be new ones
             group.update(values)
 
 

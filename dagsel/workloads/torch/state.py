@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
@@ -114,7 +115,32 @@ def check(
                 "the model's: no state would hold it, and trials would train each other's; let the "
                 "model hold it, as one that its loss learns, and return it with its output"
             )
-    flatten({**_tree(module, optimizer, schedule, without), **(more or {})}, _leaf)
+    tree = _tree(module, optimizer, schedule, without)
+    flatten({**tree, **(more or {})}, _leaf)
+    if isinstance(optimizer, torch.optim.Optimizer) and _loads_itself(optimizer):
+        _check_loading(optimizer, tree["optimizer"])
+
+
+def _check_loading(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Raise a `WorkloadError` if an optimizer does not load what it has saved."""
+    try:
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    except Exception as error:
+        raise WorkloadError(
+            f"the {type(optimizer).__name__} does not load what its own state_dict() returns, as a "
+            f"trial does in each unit: {error!r}"
+        ) from error
+
+
+def _loads_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a class or a hook has changed how an optimizer's state dict is made or loaded."""
+    kind, plain = type(optimizer), torch.optim.Optimizer
+    return (
+        kind.load_state_dict is not plain.load_state_dict
+        or kind.state_dict is not plain.state_dict
+        or bool(optimizer._optimizer_load_state_dict_pre_hooks)
+        or bool(optimizer._optimizer_load_state_dict_post_hooks)
+    )
 
 
 def check_names(before: State, after: Captured, module: torch.nn.Module) -> None:
@@ -149,9 +175,12 @@ def _leaf(node: Any) -> torch.Tensor | None:
         node = as_torch(node)
     if not isinstance(node, torch.Tensor):
         return None
-    if node.layout != torch.strided or node.dtype not in DTYPES:
+    if node.layout != torch.strided:
+        raise WorkloadError(f"a tensor of {node.layout} cannot be in a state; keep dense tensors")
+    if node.dtype not in DTYPES:
         raise WorkloadError(
-            f"a tensor of {node.dtype}, {node.layout} cannot be in a state; keep dense tensors"
+            f"a tensor of {node.dtype} cannot be in a state, which the safetensors format does not "
+            f"hold; take one of {', '.join(str(it).removeprefix('torch.') for it in DTYPES)}"
         )
     return node
 
@@ -306,12 +335,7 @@ def read_optimizer(reader: StateReader, module: torch.nn.Module) -> Any:
 @reading_state(torch.OutOfMemoryError)
 def fill_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Let an optimizer own a state dict that `read_optimizer` has returned."""
-    if (
-        type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
-        or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        or optimizer._optimizer_load_state_dict_pre_hooks
-        or optimizer._optimizer_load_state_dict_post_hooks
-    ):
+    if _loads_itself(optimizer):
         optimizer.load_state_dict(saved)
         return
     groups = optimizer.param_groups

@@ -46,7 +46,7 @@ def refusing_what_is_lost(
     """
     while isinstance(loss, partial):
         loss = loss.func
-    drawn = {**generators}
+    drawn, n_groups = {**generators}, len(optimizer.param_groups)
     numbers = _numbers(_looked_at(module), drawn)
     of_optimizer, tensors = _numbers(_parts_of_optimizer(optimizer), drawn), _tensors(optimizer)
     of_loss, buffers = _numbers(_parts_of(loss), drawn), _buffers(loss)
@@ -60,6 +60,12 @@ def refusing_what_is_lost(
     finally:
         if handle is not None:
             handle.remove()
+    if len(optimizer.param_groups) != n_groups:
+        raise WorkloadError(
+            f"training has added a parameter group to the {type(optimizer).__name__}, and that of "
+            "the next unit lacks it: let optimizer(parameters, config) make all groups; it steps "
+            "no parameter without a gradient, such as one with requires_grad=False"
+        )
     _check_numbers(numbers)
     lost = [name for _, name in _changed(of_optimizer)]
     lost += [name for name, sums in _tensors(optimizer).items() if tensors.get(name) != sums]
