@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback, shown
-from dagsel.console import Progress
+from dagsel.console import Progress, span
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
@@ -196,14 +196,14 @@ class Attached(Steerable):
             If a callback of the search calls it, as it does in `watch`.
         """
         self._check_not_here("wait")
-        left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
-        ends = time.monotonic() + left_s
+        timeout_s = math.inf if timeout is None else to_seconds("timeout", timeout)
+        ends = time.monotonic() + timeout_s
         look = self._looks_for(until, _LOOK_S)
         while self.is_running:
             if (run := look()) is not None:
                 return run
             if time.monotonic() >= ends:
-                raise TimeoutError(f"the search goes on after {timeout} s; wait longer")
+                raise TimeoutError(f"the search goes on after {span(timeout_s)}; wait longer")
             time.sleep(_LOOK_S)
         return self.result
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from weakref import WeakMethod
 
+from dagsel.console import span
 from dagsel.driver.inbox import Inbox, Order, driven_here
 from dagsel.extending import opened
 from dagsel.history.result import Run
@@ -175,7 +176,7 @@ class Search(Steerable):
             If a callback of the search calls it.
         """
         self._check_not_here("wait")
-        left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
+        timeout_s = left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
         look = self._looks_for(until, _LOOK_S)
         with interruptible(self._prepared.session.resume_call, self._inbox):
@@ -190,7 +191,9 @@ class Search(Steerable):
             except KeyboardInterrupt:
                 self._inbox.cancel()
                 raise
-        raise TimeoutError(f"the search goes on after {timeout} s; wait longer, or call finish()")
+        raise TimeoutError(
+            f"the search goes on after {span(timeout_s)}; wait longer, or call finish()"
+        )
 
     def _wait_at_exit(self) -> None:
         """Let the search end before Python does, as threads that are no daemons do."""

@@ -49,8 +49,8 @@ def test_another_process_looks_and_steers(tmp_path: Path) -> None:
         token = json.loads(control.read_text())["token"]
         dagsel.attach(tmp_path / "run", token=token).stop(2)
         clone, added = search.clone(1, x=0.25), search.add({"x": 0.75})
-        with pytest.raises(TimeoutError, match="goes on"):
-            search.wait(timeout=0.01)
+        with pytest.raises(TimeoutError, match=r"goes on after 0\.01 s; wait longer"):
+            search.wait("0.01 s")
         search.resume(1)
         so_far = search.wait(timeout="2 min", until=lambda run: run.record.trials[added].epochs)
         assert so_far.record.trials[added].epochs

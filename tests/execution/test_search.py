@@ -84,8 +84,8 @@ def test_a_search_is_steered_and_a_replay_does_the_same(
     added = search.add({"x": 0.75})
     with pytest.raises(SearchError, match="trial 2 is paused already"):
         search.pause(trial=2)
-    with pytest.raises(TimeoutError, match="goes on"):
-        search.wait(timeout=0.01)
+    with pytest.raises(TimeoutError, match=r"goes on after 0\.01 s; wait longer"):
+        search.wait("0.01 s")
     wait_for_epoch(search, clone, added)
     so_far = search.wait(until=lambda run: run.record.n_epochs >= 3)
     assert so_far.record.n_epochs >= 3
