@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -418,6 +419,38 @@ def test_a_layer_that_is_made_in_forward_is_named() -> None:
     workload = dagsel.TorchWorkload(**{**NET, "model": lambda config: MadeLate()})
     shard, visit = workload.prepare(BATCH), Visit(seed=1, trial=0, epoch=0, shard=0)
     with pytest.raises(WorkloadError, match=r"training has made 'head\.weight'.*none in forward"):
+        workload.train(workload.init({}, seed=1), shard, {}, visit=visit)
+
+
+class Remade(torch.nn.Module):
+    """Makes a buffer another one while it trains."""
+
+    def __init__(self, remake: Any, held: Any) -> None:
+        super().__init__()
+        self.layer, self.remake = torch.nn.Linear(2, 2), remake
+        self.register_buffer("held", held)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.held = self.remake(self.held, x)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("remake", "held", "told"),
+    [
+        (lambda held, x: torch.cat([held, x])[-4:], torch.zeros(0, 2), r"and shape \(4, 2\), and"),
+        (lambda held, x: held.double(), torch.zeros(2), r"'held' a tensor of torch\.float64 and"),
+        (lambda held, x: x.sum(0), None, "made the buffer 'held', which is None as the model"),
+        (lambda held, x: held + x.sum(0), torch.zeros(2), None),
+    ],
+)
+def test_a_buffer_that_a_new_model_could_not_load_is_named(
+    remake: Any, held: Any, told: str | None
+) -> None:
+    workload = dagsel.TorchWorkload(**{**NET, "model": lambda config: Remade(remake, held)})
+    shard, visit = workload.prepare(BATCH), Visit(seed=1, trial=0, epoch=0, shard=0)
+    with nullcontext() if told is None else pytest.raises(WorkloadError, match=told):
         workload.train(workload.init({}, seed=1), shard, {}, visit=visit)
 
 

@@ -143,8 +143,13 @@ def _loads_itself(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def check_names(before: State, after: Captured, module: torch.nn.Module) -> None:
-    """Raise a `WorkloadError` if training has made a layer of the model that a new one lacks."""
+def check_names(
+    before: State, after: Captured, module: torch.nn.Module, may_lack: Collection[str] = ()
+) -> None:
+    """Raise a `WorkloadError` if training has made the model one that a new one cannot load.
+
+    A state may lack what is named in `may_lack`.
+    """
     for name, parameter in module.named_parameters():
         is_new = f"model.{name}" in after.tensors and f"model.{name}" not in before.header
         if is_new and parameter.requires_grad:
@@ -153,6 +158,28 @@ def check_names(before: State, after: Captured, module: torch.nn.Module) -> None
                 "optimizer trains it and no unit could go on with it: make all layers before the "
                 "function returns, none in forward or in train_fn"
             )
+    plain = torch.nn.Module._load_from_state_dict
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        then = before.header.get(f"model.{name}")
+        is_new = then is None and name not in may_lack and name not in before.meta["tree"]["model"]
+        is_other = then is not None and (
+            (then["dtype"], then["shape"]) != (DTYPES.get(tensor.dtype), list(tensor.shape))
+        )
+        if not (is_new or is_other) or f"model.{name}" not in after.tensors:
+            continue
+        owner = type(module.get_submodule(name.rpartition(".")[0]))
+        if owner._load_from_state_dict is not plain:  # it may know how
+            continue
+        if is_new:
+            raise WorkloadError(
+                f"training has made the buffer {name!r}, which is None as the model function makes "
+                "it: make it there, with the shape and the dtype that it keeps"
+            )
+        raise WorkloadError(
+            f"training has made {name!r} a tensor of {tensor.dtype} and shape "
+            f"{tuple(tensor.shape)}, and the model function makes another one: let it keep its "
+            "shape and its dtype, as a buffer for all rows beside a number of those that are filled"
+        )
 
 
 def _tree(

@@ -440,7 +440,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             if gang is None or gang.rank == 0:
                 left_out = trial.frozen.left_out()
                 captured = capture(module, optimizer, schedule, meta, device.type, without=left_out)
-                check_names(state, captured, module)
+                check_names(state, captured, module, trial.frozen.may_lack())
                 state = captured.state
             if gang is None and not batches.stopped:
                 self._live.keep(trial, captured)
