@@ -385,6 +385,28 @@ class Odd(nn.Module):
         self.extra = state
 
 
+class Scaled(torch.optim.Optimizer):
+    """Draws a number as it is made, after the model's."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+        self.scale = 1 + torch.rand(())
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad * self.scale, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_an_optimizer_draws_as_it_is_made_is_the_same_in_every_unit(large, monkeypatch):
+    if large:
+        monkeypatch.setattr("dagsel.workloads.torch.trials.LARGE", 0)
+    workload = TorchWorkload(Net, F.cross_entropy, lambda p, c: Scaled(p, 0.1), batch_size=5)
+    state, _ = units(workload, 3)
+    assert_equal(workload, state, *plain_pytorch(Net, lambda p, c: Scaled(p, 0.1))[:3])
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_what_a_factory_draws_beside_its_weights_is_the_same_in_every_unit(large, monkeypatch):
     if large:

@@ -13,9 +13,9 @@ from dagsel.codec import Json
 from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads.base import Config
-from dagsel.workloads.random_streams import preserved_streams, seed_streams
+from dagsel.workloads.random_streams import preserved_streams, read_streams, seed_streams
 from dagsel.workloads.torch.batches import Making
-from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
+from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module, equal
 from dagsel.workloads.torch.device import Shard, accelerator, device_of, rows_at
 from dagsel.workloads.torch.fit import Casting
 from dagsel.workloads.torch.frozen import Frozen, checksums
@@ -98,7 +98,11 @@ class MakesTrials(FollowsMetrics):
             return live
         reader = StateReader(state)
         module = self._equipped(reader, config, shard)
+        streams = read_streams("cpu")
         optimizer, schedule = self._build_optimizer(module, config)
+        if not equal(streams, read_streams("cpu")):  # it draws: what came after the first weights
+            self._build(config, reader.seed)
+            optimizer, schedule = self._build_optimizer(module, config)
         load_optimizer(reader, optimizer, module)
         if schedule is not None:
             load_schedule(reader, schedule, optimizer)
