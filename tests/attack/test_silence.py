@@ -425,6 +425,8 @@ def test_a_layer_that_is_made_in_forward_is_named() -> None:
 class Remade(torch.nn.Module):
     """Makes a buffer another one while it trains."""
 
+    held: Any
+
     def __init__(self, remake: Any, held: Any) -> None:
         super().__init__()
         self.layer, self.remake = torch.nn.Linear(2, 2), remake

@@ -292,6 +292,8 @@ def test_tied_weights_are_stored_once_and_stay_tied():
 class Unfreezes(nn.Module):
     """Trains its first layer from the tenth batch on, and then no more its last one's bias."""
 
+    n: Any
+
     def __init__(self, config):
         super().__init__()
         self.first, self.last = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)

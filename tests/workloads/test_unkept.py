@@ -125,7 +125,7 @@ def loop_with(make: Any) -> Any:
 
 def loop_of_another(model: Any, *args: Any) -> None:
     weight = nn.Parameter(torch.ones(1))
-    weight.sum().backward()  # type: ignore[no-untyped-call]
+    weight.sum().backward()
     torch.optim.Adam([weight]).step()
     loop(model, *args)
 

@@ -117,7 +117,7 @@ def check(
             )
     tree = _tree(module, optimizer, schedule, without)
     flatten({**tree, **(more or {})}, _leaf)
-    if isinstance(optimizer, torch.optim.Optimizer) and _loads_itself(optimizer):
+    if _loads_itself(optimizer):
         _check_loading(optimizer, tree["optimizer"])
 
 
@@ -132,10 +132,10 @@ def _check_loading(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         ) from error
 
 
-def _loads_itself(optimizer: torch.optim.Optimizer) -> bool:
+def _loads_itself(optimizer: Any) -> bool:
     """Whether a class or a hook has changed how an optimizer's state dict is made or loaded."""
     kind, plain = type(optimizer), torch.optim.Optimizer
-    return (
+    return isinstance(optimizer, plain) and (
         kind.load_state_dict is not plain.load_state_dict
         or kind.state_dict is not plain.state_dict
         or bool(optimizer._optimizer_load_state_dict_pre_hooks)
