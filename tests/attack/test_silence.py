@@ -456,6 +456,14 @@ def test_a_buffer_that_a_new_model_could_not_load_is_named(
         workload.train(workload.init({}, seed=1), shard, {}, visit=visit)
 
 
+def test_an_expanded_buffer_is_named() -> None:
+    workload = dagsel.TorchWorkload(
+        **{**NET, "model": lambda config: Remade(None, torch.zeros(1, 2).expand(3, 2))}
+    )
+    with pytest.raises(WorkloadError, match=r"'held' of the model is expanded, .*write \.clone"):
+        workload.validate({})
+
+
 class Drawn(torch.nn.Module):
     """Holds what it has drawn beside what its state has."""
 

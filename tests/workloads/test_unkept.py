@@ -171,6 +171,9 @@ GENERATORS: list[Any] = [
 ]  # fmt: skip
 LOST: dict[str, tuple[dict[str, Any], str]] = {
     "a model's number": (model(count("n"), n=0), r"changed Net\.n, .*register_buffer"),
+    "a model's switch": (
+        model(lambda it: setattr(it, "is_ready", True), is_ready=False), r"changed Net\.is_ready, "
+    ),
     "an optimizer's number": (optimizer(Own, count("n"), n=0), r"changed 'n' of the Own, .*group"),
     "an optimizer's tensors": (
         optimizer(Own, moved, moments=[torch.zeros(2)]), "changed 'moments' of the Own, which"

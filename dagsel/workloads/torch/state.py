@@ -116,9 +116,20 @@ def check(
                 "model hold it, as one that its loss learns, and return it with its output"
             )
     tree = _tree(module, optimizer, schedule, without)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        sides = zip(tensor.shape, tensor.stride(), strict=True) if _is_strided(tensor) else ()
+        if any(size > 1 and not stride for size, stride in sides) and name in tree["model"]:
+            raise WorkloadError(
+                f"{name!r} of the model is expanded, so that several of its elements are one, and "
+                "no state can be loaded into it: write .clone() after .expand(...)"
+            )
     flatten({**tree, **(more or {})}, _leaf)
     if _loads_itself(optimizer):
         _check_loading(optimizer, tree["optimizer"])
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
 
 
 def _check_loading(optimizer: torch.optim.Optimizer, saved: Any) -> None:

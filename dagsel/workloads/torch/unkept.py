@@ -26,6 +26,7 @@ from dagsel.workloads.torch.generators import Generator, is_own, place_of
 
 logger = logging.getLogger("dagsel")
 
+_PLAIN = frozenset({int, float, bool})
 #: Parts with the numbers in their attributes.
 _Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
 _STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
@@ -113,8 +114,9 @@ def _numbers(parts: Iterable[Any], drawn: dict[str, Generator]) -> _Numbers:
     for part in parts:
         kind, numbers = type(part), {}
         for name, value in vars(part).items():
-            if (type(value) is int or type(value) is float) and name[0] != "_":
-                numbers[name] = value
+            if type(value) in _PLAIN:
+                if name[0] != "_" and name != "training":  # each unit sets that anew
+                    numbers[name] = value
             elif is_own(value):
                 drawn[f"{kind.__name__}.{name}"] = value
         if numbers and (kind.__module__.startswith("torch.nn.") or is_a_users(kind.__module__)):
@@ -127,7 +129,7 @@ def _changed(numbers: _Numbers) -> Iterator[tuple[Any, str]]:
         held = vars(part)
         for name, value in before.items():
             now = held.get(name)
-            if now is not value and type(now) in (int, float) and repr(now) != repr(value):
+            if now is not value and type(now) in _PLAIN and repr(now) != repr(value):
                 yield part, name
 
 
