@@ -96,6 +96,7 @@ def inner(it: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(it.param_groups, lr=0.1, momentum=0.9)
 
 
+BOTH = torch.zeros(2, 3)
 CHANCE = np.random.default_rng(0)
 
 
@@ -178,6 +179,10 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     "an optimizer's tensors": (
         optimizer(Own, moved, moments=[torch.zeros(2)]), "changed 'moments' of the Own, which"
     ),
+    "an optimizer's views": (
+        optimizer(Own, lambda it: it.state.update(both=BOTH, one=BOTH[0])),
+        r"state of the Own, of shapes \(3,\) and \(2, 3\), share memory",
+    ),
     "an optimizer within": (
         optimizer(Own, lambda it: it.inner.step(), inner=inner),
         "the Own holds another optimizer, SGD, whose moments its state_dict",
@@ -205,6 +210,8 @@ KEPT: dict[str, dict[str, Any]] = {
     "what is no number": model(lambda it: setattr(it, "n", torch.ones(1)), n=0),
     "the same number": model(lambda it: setattr(it, "n", float("nan")), n=float("nan")),
     "a step of one's own": optimizer(Own, lambda it: it.state.update(n=1), n=0),
+    "one tensor twice": optimizer(Own, lambda it: it.state.update(one=BOTH, other=BOTH)),
+    "views of one tensor": optimizer(Own, lambda it: it.state.update(one=BOTH[0], other=BOTH[1])),
     "weights": optimizer(Own, lambda it: it.weights[0].data.add_(1),
                          weights=lambda it: it.param_groups[0]["params"]),
     "an optimizer within": optimizer(Both, lambda it: it.inner.step(), inner=inner),

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import pairwise
 from types import FunctionType
 from typing import Any, TypeAlias
 
@@ -77,6 +78,7 @@ def refusing_what_is_lost(
             "self.state or in a parameter group; if no result depends on that, let its name begin "
             "with an underscore"
         )
+    _check_views(optimizer)
     _check_moments(module, optimizer, steppers)
     for name, place in places.items():
         if not equal(place, place_of(drawn[name])):
@@ -191,6 +193,23 @@ def _tensors(optimizer: Any) -> dict[str, list[int]]:
             if tensors:
                 found[name] = checksums(tensors)
     return found
+
+
+def _check_views(optimizer: Any) -> None:
+    """Raise a `WorkloadError` if two tensors of a user's optimizer share a part of their memory."""
+    held = [it for part in _parts_of_optimizer(optimizer) for it in tensors_in(dict(part.state))]
+    spans = {
+        (it.data_ptr(), it.data_ptr() + it.nbytes, it.dtype, it.shape, it.stride())
+        for it in held
+        if it.numel() and it.is_contiguous()
+    }
+    for one, other in pairwise(sorted(spans, key=lambda span: span[:2])):
+        if other[0] < one[1]:
+            raise WorkloadError(
+                f"two tensors in the state of the {type(optimizer).__name__}, of shapes "
+                f"{tuple(one[3])} and {tuple(other[3])}, share memory, and in the next unit they "
+                "would not: keep one of them, and make the other in step()"
+            )
 
 
 def _check_moments(
