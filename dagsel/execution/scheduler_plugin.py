@@ -423,7 +423,7 @@ class DispatchPlugin(SchedulerPlugin):
             self._push(events.UnitReady(unit))
             return
         attempt = self._attempts.next(unit, len(bind.then))
-        task.worker_restrictions = {bind.worker}
+        scheduler_state.send_next(self.scheduler, task, bind.worker)
         binding = messages.Assignment(
             bind.shard,
             attempt,

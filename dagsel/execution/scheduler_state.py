@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -42,6 +43,16 @@ def _hear(scheduler: Scheduler, client: str, run: str, command: str) -> None:
             plugin.log_event(command_topic(run), command)
         except Exception:
             logger.exception("run %s, %s", run, command)
+
+
+def send_next(scheduler: Scheduler, task: TaskState, worker: str) -> None:
+    """Have Dask send a task to a worker, behind all that it has been sent before.
+
+    A worker takes tasks of older graphs first. A search's are as old as its round: other searches,
+    and other work, would wait for as long as it has some.
+    """
+    task.worker_restrictions = {worker}
+    task.priority = (task.priority[0], scheduler.generation, time.monotonic())
 
 
 def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: int) -> None:

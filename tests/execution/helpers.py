@@ -187,11 +187,13 @@ def final_state(engine: DaskEngine, trial: int, epoch: int, n_shards: int) -> St
     return State(blob)
 
 
-def endless(address: str, data: ShardedDataset, run_dir: str) -> dagsel.Search:
+def endless(
+    address: str, data: ShardedDataset, run_dir: str, *, seconds: float = 0.02
+) -> dagsel.Search:
     """Begin a search that trains until it is told to finish; its first unit has ended."""
     search = dagsel.start(
         optuna.create_study(direction="maximize"),
-        SyntheticWorkload(seconds=0.02),
+        SyntheticWorkload(seconds=seconds),
         data,
         space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
         flow=RandomSearch(max_epochs=100_000, n_trials=4),
@@ -200,5 +202,9 @@ def endless(address: str, data: ShardedDataset, run_dir: str) -> dagsel.Search:
         run_dir=run_dir,
         progress=False,
     )
-    search.wait(until=lambda run: len(run.record.units) > 0)
+    try:
+        search.wait(until=lambda run: len(run.record.units) > 0, timeout=60)
+    except TimeoutError:
+        search.cancel()
+        raise
     return search
