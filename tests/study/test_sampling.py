@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,10 @@ from scipy.stats import wilcoxon
 
 from dagsel.errors import SearchError
 from dagsel.flow import Traits
-from dagsel.study import StudyDriver
+from dagsel.study import StudyDriver, enqueued
 from dagsel.study.enqueued import claim
 from dagsel.study.resume import give_up
+from dagsel.study.sampler import CLAIM, is_of_run
 
 
 def make_study(sampler: Any = None, storage: Any = None, **options: Any) -> optuna.Study:
@@ -665,19 +668,41 @@ def test_an_enqueued_trial_that_two_runs_want_is_of_the_one_that_begins_it(
     assert not claim(study, waiting, other.run)
 
 
-def test_of_two_runs_that_a_storage_lets_begin_a_trial_one_has_it(
+class LetsAllBegin(InMemoryStorage):
+    """A storage that lets so many begin a trial, as SQLite does if all look at once."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.meet = threading.Barrier(n)
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Any = None) -> bool:
+        self.meet.wait(60)
+        super().set_trial_state_values(trial_id, state, values)
+        return True
+
+
+@pytest.mark.parametrize("n_runs", [1, 2, 3])
+def test_of_runs_that_a_storage_lets_begin_a_trial_one_has_it(n_runs: int) -> None:
+    study = make_study(storage=LetsAllBegin(n_runs))
+    runs = [f"run-{number}" for number in range(n_runs)]
+    for x in (0.25, 0.5, 0.75):
+        study.enqueue_trial({"x": x})
+        trial = study.trials[-1]
+        with ThreadPoolExecutor(n_runs) as threads:
+            took = list(threads.map(lambda run, of=trial: claim(study, of, run), runs))
+        assert took == [True, *[False] * (n_runs - 1)]
+        held = study.trials[-1]
+        assert [run for run in runs if is_of_run(held, run)] == runs[:1]
+
+
+def test_a_run_that_has_died_while_it_took_a_trial_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(enqueued, "_PATIENCE_S", 0.1)
     study = make_study()
     study.enqueue_trial({"x": 0.5})
-    write = study._storage.set_trial_user_attr
-
-    def other_too(trial_id: int, key: str, value: str) -> None:
-        write(trial_id, key, value)
-        write(trial_id, key, "other")
-
-    monkeypatch.setattr(study._storage, "set_trial_user_attr", other_too)
-    assert not claim(study, study.trials[0], "mine")
+    study._storage.set_trial_system_attr(0, f"{CLAIM}dead", True)
+    assert claim(study, study.trials[0], "mine")
 
 
 @pytest.mark.parametrize("end", ["fail_live", "adopt", "give_up"])
