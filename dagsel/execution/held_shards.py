@@ -30,6 +30,8 @@ AT_ONCE_SHARE = 0.25
 #: What a process with PyTorch takes before it has any data, rounded up. In memory shards and this
 #: may take the second share of the limit, or shards alone the first one.
 PROCESS_BYTES, SMALL_SHARE, FULL_SHARE = 500_000_000, 0.1, 0.7
+#: Held while room in memory is taken: the shards of several runs may come at once.
+_CLAIMING = threading.Lock()
 #: So long a worker's shards wait for room on a full disk, all together, before the store is read.
 PATIENCE_S, _LOOK_S = 10.0, 1.0
 
@@ -63,11 +65,14 @@ def memory_for_shards(limit: float, share: float) -> float:
     return min(share * limit, max(SMALL_SHARE * limit, with_the_process))
 
 
-def shards_that_fit(limit: float | None, shard_bytes: int, *, share: float) -> int | None:
+def shards_that_fit(
+    limit: float | None, shard_bytes: int, *, share: float, beside: int = 0
+) -> int | None:
     """Return how many shards a worker takes into its memory; None for any number.
 
     A limit of None or 0 is none. `shard_bytes` are those of the largest shard with its validation
-    shard; what is left of the limit is for the process, states and training.
+    shard, `beside` those of shards that other runs hold there; what is left of the limit is for the
+    process, states and training.
 
     Examples
     --------
@@ -75,7 +80,9 @@ def shards_that_fit(limit: float | None, shard_bytes: int, *, share: float) -> i
     (4, 2)
     >>> shards_that_fit(None, 500_000_000, share=0.5)
     """
-    return int(memory_for_shards(limit, share)) // max(shard_bytes, 1) if limit else None
+    if not limit:
+        return None
+    return max(0, int(memory_for_shards(limit, share)) - beside) // max(shard_bytes, 1)
 
 
 class HeldShards:
@@ -92,7 +99,9 @@ class HeldShards:
     memory_limit
         That of the worker; None for none.
     share
-        The part of it that shards may take.
+        The part of it that shards may take, those of other runs as well.
+    beside
+        Returns the bytes of shards that other runs hold in the worker's memory.
     folder
         Where those on the disk are; None if there is none.
     tell
@@ -109,6 +118,7 @@ class HeldShards:
         hold: Hold = "memory",
         memory_limit: int | None = None,
         share: float = 0.5,
+        beside: Callable[[], int] = lambda: 0,
         folder: str | None = None,
         tell: Callable[[str], object] = lambda text: None,
         sleep: Callable[[float], object] = time.sleep,
@@ -116,6 +126,7 @@ class HeldShards:
         self.counters = Counters()
         self._data, self._workload, self._hold, self._tell = data, workload, hold, tell
         self._memory_limit, self._share = memory_limit or math.inf, share
+        self._beside = beside
         self._pages = Pages(self._memory_limit * PAGE_SHARE)
         dtypes = (
             workload.cast_dtypes(outline(data.manifest)) if isinstance(workload, CastsData) else {}
@@ -134,6 +145,11 @@ class HeldShards:
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._held
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of those that are in memory, or on the way there."""
+        return sum(self._data.shard_sizes[shard].nbytes for shard in self._in_memory.copy())
 
     @property
     def on_disk(self) -> set[int]:
@@ -186,6 +202,7 @@ class HeldShards:
         """Forget all shards, and leave the disk."""
         self._pages.close()
         self._held.clear()
+        self._in_memory.clear()
         with self._lock:
             if self._cache is not None and self._is_open:
                 self._cache.close()
@@ -193,9 +210,8 @@ class HeldShards:
 
     def _claim(self, shard: int) -> bool:
         """Take room in memory for a shard, if there is some."""
-        sizes = self._data.shard_sizes
-        with self._lock:
-            n_bytes = sum(sizes[held].nbytes for held in self._in_memory | {shard})
+        with _CLAIMING:
+            n_bytes = self.bytes_in_memory + self._data.shard_sizes[shard].nbytes + self._beside()
             match self._hold:
                 case "memory":
                     has_room = True  # the dispatcher counts

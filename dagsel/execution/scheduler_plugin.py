@@ -494,7 +494,7 @@ class DispatchPlugin(SchedulerPlugin):
         if self._alarm is not None:
             self._alarm.cancel()
         scheduler_state.withdraw(self.scheduler, self.client, self.run)
-        others = (p for p in self.scheduler.plugins.values() if p is not self)
-        if not any(isinstance(other, DispatchPlugin) for other in others):
+        others = (p for p in self.scheduler.plugins.values() if isinstance(p, DispatchPlugin))
+        if all(other._closed for other in others):
             scheduler_state.take_resources_back(self.scheduler, self._with_our_resource)
         scheduler_state.forget_messages(self.scheduler, self.run)

@@ -169,6 +169,7 @@ class TrainingPlugin(WorkerPlugin):
         if not _other_runs(worker):
             _profiler(worker, "start")
             await asyncio.to_thread(give_back_gpu_memory)
+            await asyncio.to_thread(give_back_memory)
         if self.owns_resource and await _is_unused(worker):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)
@@ -189,12 +190,13 @@ class TrainingPlugin(WorkerPlugin):
             return None  # what does not fit into memory is on the disk
         max_shards = self._fits(worker, self.spec.shard_share)
         if max_shards == 0:
-            limit = worker.memory_manager.memory_limit or 0
+            limit, beside = worker.memory_manager.memory_limit or 0, self._held_by_others()
             takes = memory_for_shards(limit, self.spec.shard_share)
+            taken = f", and those of other searches take {beside:,}" if beside else ""
             raise WorkerMemoryError(
-                f"its memory limit is {limit:,} bytes, of which shards may take {takes:,.0f}; the "
-                f"largest one takes {self._largest:,} bytes: give workers more memory, write the "
-                "data set with more shards, or leave hold= out"
+                f"its memory limit is {limit:,} bytes, of which shards may take {takes:,.0f}"
+                f"{taken}; the largest one takes {self._largest:,} bytes: give workers more "
+                "memory, write the data set with more shards, or leave hold= out"
             )
         return max_shards
 
@@ -208,14 +210,19 @@ class TrainingPlugin(WorkerPlugin):
             return None, None
         shards = share * limit if self.spec.hold == "disk" else memory_for_shards(limit, share)
         taken = own_bytes() or worker.monitor.get_process_memory()
-        return max(0, limit - taken), int(shards)
+        return max(0, limit - taken), max(0, int(shards) - self._held_by_others())
 
     def _copy_room(self, worker: Worker) -> int | None:
         return 0 if self.spec.hold == "disk" else self._fits(worker, self.spec.copy_share)
 
     def _fits(self, worker: Worker, share: float) -> int | None:
-        limit = worker.memory_manager.memory_limit
-        return shards_that_fit(limit, self._largest, share=share)
+        limit, beside = worker.memory_manager.memory_limit, self._held_by_others()
+        return shards_that_fit(limit, self._largest, share=share, beside=beside)
+
+    def _held_by_others(self) -> int:
+        """Return the bytes of shards that other runs hold in the worker's memory."""
+        others = [other.units for other in _other_runs(self._worker, self)]
+        return sum(units.shards.bytes_in_memory for units in others if units is not None)
 
     @property
     def _largest(self) -> int:
@@ -238,6 +245,7 @@ class TrainingPlugin(WorkerPlugin):
             hold=self.spec.hold,
             memory_limit=worker.memory_manager.memory_limit,
             share=self.spec.shard_share,
+            beside=self._held_by_others,
             folder=self.spec.cache_dir or beside_it,
             tell=lambda text: self._tell(messages.Note(text)),
         )
@@ -384,7 +392,7 @@ def _profiler(worker: Worker, action: Literal["start", "stop"]) -> None:
 
 
 def _other_runs(worker: Worker, this: TrainingPlugin | None = None) -> list[TrainingPlugin]:
-    plugins = worker.plugins.values()
+    plugins = [*worker.plugins.values()]  # of which threads ask, too
     return [p for p in plugins if isinstance(p, TrainingPlugin) and p is not this]
 
 
