@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 
 import dagsel.flows
 import dagsel.flows.baselines
-from dagsel.argument_names import TRAINED_BY
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.console import Progress
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
@@ -31,7 +30,7 @@ from dagsel.storage.shard_cache import Hold
 from dagsel.storage.shared_folder import folder_here
 from dagsel.study import BaseSampler, Study, guarded
 from dagsel.study.checks import check_metrics
-from dagsel.workloads.base import Workload
+from dagsel.workloads.base import TRAINED_BY, Workload
 
 #: Arguments that are easily swapped.
 _ROLES = {

@@ -17,10 +17,7 @@ _FLOW = "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20) for dag
 _PATIENCE = "write flow=dagsel.flows.EarlyStopping(flow, patience=5) for dagsel.optimize"
 _DATA = "write data=(x, y) for dagsel.optimize"
 _DATASETS = ("data", "dataloader", "dataset", "eval_dataset", "train_dataset", "train_loader")
-_VALIDATION = (
-    "a fifth of data=(x, y) is held out; write ShardedDataset.write(..., validation=0.2) for "
-    "another share"
-)
+_VALIDATION = "a fifth of data=(x, y) is held out; write ShardedDataset.write(..., validation=0.2)"
 _ORDER = "each epoch takes each sample once, in an order that the run's seed gives; leave it out"
 _OBSERVERS = "write observers=[...] for dagsel.optimize"
 #: What no workload takes.
@@ -124,10 +121,7 @@ KERAS = {
         "the model is compiled with it; write model=build, a function of the configuration",
     ),
     **dict.fromkeys(("build_fn", "build_model", "hypermodel", "model_fn"), "write model="),
-    **dict.fromkeys(
-        ("class_weight", "sample_weight"),
-        "weigh the samples in the loss that the model is compiled with, a function of yours",
-    ),
+    "class_weight": "weigh the samples in the loss that the model is compiled with, one of yours",
 }  # fmt: skip
 SKLEARN = {
     **_NOWHERE, **_METRICS,

@@ -56,6 +56,20 @@ __all__ = [
     "outline",
 ]
 
+#: What trains a model that is given bare, by the classes that models derive from.
+TRAINED_BY = {
+    "keras.src.models.model.Model": "KerasWorkload(model=build, batch_size=32), with a function "
+    "build(config) that returns the compiled model",
+    "flax.nnx.module.Module": "FlaxWorkload(model=lambda config, rngs: {}(...), loss=..., "
+    "optimizer=..., batch_size=32)",
+    "lightning.pytorch.core.module.LightningModule": "LightningWorkload(module=lambda config: "
+    '{}(...), metrics=["val_loss"], batch_size=32)',
+    "transformers.modeling_utils.PreTrainedModel": "HFWorkload(model=lambda config: "
+    "{}.from_pretrained(...), optimizer=torch.optim.AdamW, batch_size=32)",
+    "torch.nn.modules.module.Module": "TorchWorkload(model=lambda config: {}(...), loss=..., "
+    "optimizer=torch.optim.Adam, batch_size=32)",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Visit:

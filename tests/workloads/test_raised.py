@@ -113,7 +113,7 @@ def mixed() -> None:
         (lambda: list("ab")["x"], "batch_fn=lambda batch, config: batch"),  # type: ignore[call-overload]
         (lambda: (torch.ones(1) > 0).mean(), "write .float().mean()"),
         (
-            lambda: torch.nn.functional.cross_entropy(CausalLMOutput(), torch.ones(1)),  # type: ignore[arg-type]
+            lambda: torch.nn.functional.cross_entropy(CausalLMOutput(), torch.ones(1)),
             "output.logits",
         ),
         (lambda: LightningModule().logger.experiment, "write self.log(name, value)"),  # type: ignore[union-attr]
