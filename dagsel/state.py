@@ -120,6 +120,9 @@ class State:
     ----------
     buffer
         A complete safetensors file. Not copied.
+    is_spare
+        Whether who has it can get it again, from the store or as it was made. Then `let_go` frees
+        memory.
 
     Examples
     --------
@@ -131,11 +134,14 @@ class State:
     ['__metadata__', 'w']
     """
 
-    __slots__ = ("_header", "buffer")
+    __slots__ = ("_header", "buffer", "is_spare")
 
-    def __init__(self, buffer: bytes | bytearray | memoryview | PickleBuffer) -> None:
+    def __init__(
+        self, buffer: bytes | bytearray | memoryview | PickleBuffer, *, is_spare: bool = False
+    ) -> None:
         view = memoryview(buffer)
         self.buffer = (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
+        self.is_spare = is_spare
         self._header: dict[str, Any] | None = None
 
     @classmethod
@@ -228,6 +234,25 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Read-only views of all tensors, by name."""
         return self._views(np.frombuffer(self.buffer, np.uint8))
+
+    def let_go(self) -> None:
+        """Keep the header alone, and no tensor, if the state is a spare one.
+
+        A workload calls it once it has copied what it trains: its memory is there for training.
+
+        Examples
+        --------
+        >>> state = State.pack({"w": Tensor.from_numpy(np.ones((2, 3), "float32"))}, {"step": 4})
+        >>> spare = State(state.buffer, is_spare=True)
+        >>> state.let_go(), spare.let_go()
+        (None, None)
+        >>> state.nbytes - spare.nbytes, spare.meta, list(spare.header)
+        (24, {'step': 4}, ['__metadata__', 'w'])
+        """
+        if self.is_spare:
+            self._header = self.header  # what is left alone would not be a whole one
+            n_bytes = 8 + int.from_bytes(self.buffer[:8], "little")
+            self.buffer = memoryview(bytes(self.buffer[:n_bytes]))
 
     def _views(self, buffer: NDArray[np.uint8]) -> dict[str, Tensor]:
         data = buffer[8 + int.from_bytes(self.buffer[:8], "little") :]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
-import functools
-import platform
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from dagsel.execution.run_spec import EXECUTOR
+from dagsel.workloads.memory import give_back_freed, glibc
 
 T = TypeVar("T")
 
@@ -47,17 +46,6 @@ _PROBE_BYTES = 100_000
 _MOST_TRIED = 16
 
 
-@functools.cache
-def _glibc() -> ctypes.CDLL | None:
-    if platform.libc_ver()[0] != "glibc":
-        return None
-    libc = ctypes.CDLL("libc.so.6")
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
-
-
 def prepare_allocator(worker: Worker) -> None:
     """Make a worker's process keep what one batch frees for the next, and give it `EXECUTOR`.
 
@@ -69,7 +57,7 @@ def prepare_allocator(worker: Worker) -> None:
     has.
     """
     largest = _largest_kept(worker.memory_manager.memory_limit)
-    if libc := _glibc():
+    if libc := glibc():
         _keep_freed_memory(libc, largest)
     if EXECUTOR not in worker.executors:
         found = _on_main_arena() if worker.nanny is not None else None
@@ -116,9 +104,7 @@ def give_back_memory() -> None:
     if torch is not None and give_back_pinned is not None and torch.cuda.is_initialized():
         with suppress(RuntimeError):  # CUDA may be of no use to this process any more
             give_back_pinned()
-    libc = _glibc()
-    if libc is not None:
-        libc.malloc_trim(0)
+    give_back_freed()
 
 
 def _largest_kept(memory_limit: int | None) -> int:
@@ -145,7 +131,7 @@ def _keep_freed_memory(libc: ctypes.CDLL, largest: int) -> None:
 
 
 def _on_main_arena() -> ThreadPoolExecutor | None:
-    libc = _glibc()
+    libc = glibc()
     if libc is None or libc.mallopt(_M_ARENA_MAX, 1) != 1:
         return None
     tried: list[ThreadPoolExecutor] = []  # while they live, their arenas are not given to others
@@ -178,7 +164,7 @@ def _ask_for_huge_pages(n_ahead: int) -> None:
     """
     import resource  # which Windows lacks
 
-    libc, limit = _glibc(), resource.getrlimit(resource.RLIMIT_AS)[0]
+    libc, limit = glibc(), resource.getrlimit(resource.RLIMIT_AS)[0]
     if libc is None or limit != resource.RLIM_INFINITY:
         return
     if block := libc.malloc(n_ahead):

@@ -90,10 +90,10 @@ class StateCache:
         self._is_short_of_memory, self._sleep = is_short_of_memory, sleep
 
     def load(self, stored: StoredResult) -> State:
-        """Read a state from the store."""
+        """Read a state from the store, which has it."""
         place = (stored.trial, stored.epoch, stored.position)
         blob, _ = self._ask(lambda: self._store.load(*place, partial=stored.is_partial))
-        return State(blob)
+        return State(blob, is_spare=True)
 
     def input(self, unit: Unit, state: State | StoredResult | None) -> State | None:
         """Return the state that a unit begins with; None if its trial begins with it."""
@@ -162,7 +162,8 @@ class StateCache:
         with contextlib.suppress(CheckpointError):
             blob, meta = store.load(unit.trial, *place, partial=True)
             stored = StoredState.read(place, meta)
-            return State(blob) if goes_on(stored, binding) and stored.shard == shard else None
+            if goes_on(stored, binding) and stored.shard == shard:
+                return State(blob, is_spare=True)
         return None
 
     def suspend(self, unit: Unit, state: State, binding: Assignment, stored: StoredState) -> None:

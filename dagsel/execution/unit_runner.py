@@ -233,8 +233,8 @@ class UnitRunner:
         if is_told:
             self._tell_of_begin(UnitTrains(unit, self._address), binding)
         if begin is None:
-            seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
-            begin = self._workload.init(how.config, int(seeds.generate_state(1)[0]))
+            seed = np.random.SeedSequence([self._spec.seed, unit.trial]).generate_state(1)[0]
+            begin = State(self._workload.init(how.config, int(seed)).buffer, is_spare=True)
         should_stop = ShouldStop(stop, binding.max_seconds)
         trained, began = self._train(unit, begin, how, binding, should_stop, clock)
         visited = Visited(unit, self._address, binding, trained, clock, began, clock.now())

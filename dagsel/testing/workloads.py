@@ -225,6 +225,15 @@ class WorkloadSuite:
         assert self._train(workload, hopped, 2).state == after
         assert self._train(workload, stored, 2).state == after
 
+    def test_a_spare_state_trains_and_is_scored_as_any_other(self) -> None:
+        """A state that its unit alone has, and may let go of, gives the same bytes and scores."""
+        workload, shard = self.make_workload(), self.make_workload().prepare(self.make_arrays(7))
+        state = self._train(workload, workload.init(self.config, 1)).state
+        after = self._train(workload, State(bytes(state.buffer), is_spare=True), 2)
+        assert after.state == self._train(workload, state, 2).state
+        scored = workload.evaluate(State(bytes(state.buffer), is_spare=True), shard, self.config)
+        assert scored == workload.evaluate(state, shard, self.config)
+
     def test_a_state_goes_on_with_its_own_configuration(self) -> None:
         """Reconfiguring a state for the configuration that it has changes no byte."""
         workload = self.make_workload()

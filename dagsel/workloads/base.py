@@ -219,7 +219,8 @@ class Workload(Protocol):
     """What `dagsel.optimize` trains.
 
     `TorchWorkload` and `SklearnWorkload` are two; any object with these members is another. All
-    methods are pure: a state that goes in is never changed.
+    methods are pure: a state that goes in is never changed. One that is large is let go once it is
+    copied (`State.let_go`), which frees its memory if nobody else needs it.
 
     Examples
     --------

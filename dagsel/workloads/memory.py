@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
+import platform
 import re
 from collections.abc import Iterator
 from traceback import clear_frames
@@ -220,6 +223,24 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(now))
         yield now
         now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
+
+
+@functools.cache
+def glibc() -> ctypes.CDLL | None:
+    """Return the C library, with what is told of its allocator; None if it is another one."""
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+def give_back_freed() -> None:
+    """Return to the kernel what this process has freed, and keeps for what is next."""
+    if (libc := glibc()) is not None:
+        libc.malloc_trim(0)
 
 
 def with_halved(workload: Workload, times: int) -> Any:

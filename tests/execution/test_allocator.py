@@ -20,13 +20,14 @@ from distributed import Client, get_worker
 import dagsel
 from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round
-from dagsel.execution.allocator import _glibc, _is_on_main_arena, give_back_memory
+from dagsel.execution.allocator import _is_on_main_arena, give_back_memory
 from dagsel.flows import RandomSearch
 from dagsel.messages import UnitRecord
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.gang.gang import Gang
+from dagsel.workloads.memory import glibc
 from tests.execution.helpers import client_of, done, engine_for, listen, of, own_cluster
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
@@ -133,7 +134,7 @@ class TellsItsArena(SyntheticWorkload):
 
     def train_gang(self, *given: Any, gang: Gang, **rest: Any) -> Any:
         told = Path(given[2]["folder"], f"{gang.size}-{gang.rank}")
-        libc = _glibc()
+        libc = glibc()
         told.write_text(str(libc is not None and _is_on_main_arena(libc)))
         return super().train_gang(*given, gang=gang, **rest)
 
@@ -160,7 +161,7 @@ SCRIPT = """\
 import threading
 from dagsel.execution import allocator
 
-libc, told = allocator._glibc(), []
+libc, told = allocator.glibc(), []
 def look():
     told.append(allocator._is_on_main_arena(libc))
     at_once.wait()
@@ -188,7 +189,7 @@ MAPPED = """\
 import ctypes
 from dagsel.execution import allocator
 
-libc, gb = allocator._glibc(), 1 << 30
+libc, gb = allocator.glibc(), 1 << 30
 for limit in (gb, 4 * gb, 24 * gb, None):  # what is free at the end of the arena, all may take
     largest = allocator._largest_kept(limit)
     allocator._keep_freed_memory(libc, largest)

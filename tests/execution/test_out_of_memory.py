@@ -24,7 +24,7 @@ import dagsel
 from dagsel.driver.mending import Mending
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import local_cluster
-from dagsel.flows import Grid
+from dagsel.flows import Grid, RandomSearch
 from dagsel.history.trial import TrialRecord
 from dagsel.storage import RunDir, ShardedDataset
 
@@ -244,6 +244,46 @@ def test_a_unit_under_which_a_nanny_restarts_workers_for_their_memory_is_one_tha
     assert reason.startswith("OutOfMemoryError: memory ran out in unit 1 of epoch 1, on worker ")
     assert "which has 1.0 GB and had taken" in reason
     assert "Dask restarts a worker that takes nearly all of its memory limit" in reason
+
+
+def peak() -> tuple[float, float]:
+    """Return what this process takes and what it had taken at most, in MB."""
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    now, most = (int(status[name].split()[0]) / 1000 for name in ("VmRSS", "VmHWM"))
+    return now, most
+
+
+@pytest.mark.slow
+def test_a_unit_that_is_large_beside_its_worker_takes_twice_its_state(
+    data: ShardedDataset, run_dir: str
+) -> None:
+    """Beside it there is neither the state that it began with, nor a gradient."""
+    width, n_layers = 1000, 20
+
+    def model(config: Any) -> torch.nn.Module:
+        layers = (torch.nn.Linear(width, width) for _ in range(n_layers))
+        return torch.nn.Sequential(torch.nn.Linear(4, width), *layers, torch.nn.Linear(width, 1))
+
+    with spawned_cluster(1, "1 GB", silence_logs=60) as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            client.run(torch.ones, 1)  # with all that it imports
+            ((before, _),) = client.run(peak).values()
+            run = dagsel.optimize(
+                optuna.create_study(),
+                dagsel.TorchWorkload(
+                    model, torch.nn.functional.mse_loss, torch.optim.Adam, batch_size=BATCH
+                ),
+                data,
+                space=lambda trial: {"seed": trial.suggest_int("seed", 0, 9)},
+                flow=RandomSearch(max_epochs=2, n_trials=1),
+                metric="loss",
+                client=client,
+                run_dir=run_dir,
+            )
+            ((_, most),) = client.run(peak).values()
+    assert not run.failures
+    state_mb = 3 * 4e-6 * n_layers * width**2
+    assert 2.0 <= (most - before) / state_mb <= 2.3
 
 
 def digests(trial: TrialRecord) -> list[str]:

@@ -100,6 +100,26 @@ def test_a_unit_that_was_begun_before_has_its_own_result_or_the_latest_later_one
         assert found is None
 
 
+def test_what_a_unit_begins_with_is_spare_if_the_store_has_it_and_its_result_is_not(
+    tmp_path: Path,
+) -> None:
+    """A unit that fails begins again with it, and so it may let go of it meanwhile."""
+    store, unit = CheckpointStore(tmp_path), Unit("train", 0, 2, 0)
+    begin, half = save(store, (1, N_SHARDS - 1)), save(store, (2, 0), AGAIN.shard, partial=True)
+    here = cache(store)
+    found = here.recover(unit, AGAIN), here.input(unit, StoredResult(0, 1, N_SHARDS - 1))
+    assert found == (half, begin)
+    assert [getattr(it, "is_spare", None) for it in found] == [True, True]
+    of_dask = here.input(unit, begin)
+    assert of_dask is begin
+    assert not begin.is_spare
+    save(store, (2, 0), AGAIN.shard)
+    result = here.recover(unit, AGAIN)
+    assert isinstance(result, Found)
+    assert isinstance(result.state, State)
+    assert not result.state.is_spare
+
+
 @pytest.mark.parametrize("shard", [1, 2])
 def test_a_unit_goes_on_from_a_part_of_the_shard_that_it_is_bound_to(
     tmp_path: Path, shard: int

@@ -106,6 +106,34 @@ def test_a_turn_trains_at_least_a_batch_however_short_it_is(tmp_path: Path, n: i
     assert done.losses[0] == 4 - n
 
 
+def test_a_unit_may_let_go_of_the_state_that_it_has_made_and_of_none_that_dask_has(
+    tmp_path: Path,
+) -> None:
+    begun = list[State]()
+
+    class LetsGo(SyntheticWorkload):
+        def init(self, config: Any, seed: int) -> State:
+            return begun[0] if begun else super().init(config, seed)
+
+        def train(self, state: State, *given: Any, **how: Any) -> Any:
+            trained, before = super().train(state, *given, **how), state.nbytes
+            state.let_go()
+            freed.append(before - state.nbytes)
+            return trained
+
+    workers, freed = Workers(tmp_path, n_batches=2), list[int]()
+    workers.workload = LetsGo(n_batches=2, state_bytes=1000)
+    begun.append(workers.workload.init({}, 0))
+    before = bytes(begun[0].buffer)
+    worker = workers.come("a")
+    first, _ = worker.train(UNIT, Assignment(shard=1), {}, None)
+    assert bytes(begun[0].buffer) == before, "the workload may keep it"
+    assert isinstance(first, State)
+    worker.train(Unit("train", 0, 1, 1), Assignment(shard=0, visits=(1,)), {}, first)
+    assert freed[0] >= 1000
+    assert freed[1] == 0
+
+
 def test_of_two_attempts_at_a_unit_the_first_result_goes_on_and_is_told(tmp_path: Path) -> None:
     """The second attempt is begun when the first is believed lost, with another shard."""
     workers = Workers(tmp_path, n_batches=2)

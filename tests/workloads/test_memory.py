@@ -27,6 +27,7 @@ from dagsel.errors import GangBrokenError, OutOfMemoryError, TrainingError, Work
 from dagsel.execution.timing import Timing
 from dagsel.planning.scaling import Scaling
 from dagsel.profiling import MemoryNeeds, Profile, architecture_of
+from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.workloads import Visit
 from dagsel.workloads.base import DataOutline, outline
@@ -102,6 +103,28 @@ def test_gradients_make_room_for_the_state_that_follows() -> None:
     state = capture(module, optimizer, None, {}).state
     assert module.weight.grad is None
     assert state.header["model.weight"]["shape"] == [1, 2]
+
+
+def test_a_state_that_its_unit_alone_has_makes_room_for_training_and_for_scoring() -> None:
+    there = list[bool]()
+
+    def loss(output: Any, target: Any) -> torch.Tensor:
+        there.append(held() is not None)
+        return MSE(output, target)
+
+    work = workload(loss=loss)
+    trained, shard = train(workload())
+    for is_spare in (False, True):
+        for does in (partial(work.train, visit=Visit(0, 0, 1, 0)), work.evaluate):
+            bytes_of_it = np.frombuffer(bytes(trained.state.buffer), np.uint8)
+            held = weakref.ref(bytes_of_it)
+            state = State(bytes_of_it.data, is_spare=is_spare)
+            del bytes_of_it
+            work.forget()
+            there.clear()
+            does(state, shard, {})
+            assert set(there) == {not is_spare}
+            assert state.meta == trained.state.meta
 
 
 # ---- half the samples at once

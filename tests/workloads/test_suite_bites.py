@@ -252,6 +252,13 @@ class KnowsItsStatesByTheirPlace(Line):
         return trained
 
 
+class GoesByWhatItHasLetGo(Line):
+    def train(self, state: State, shard: Shard, config: Config, **how: Any) -> Trained:
+        whole = State(bytes(state.buffer))
+        state.let_go()
+        return Line(self.rate * state.nbytes / whole.nbytes).train(whole, shard, config, **how)
+
+
 class ChangesWhatIsTheSame(Changeable):
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
         return self.pack(np.zeros(2), at=0, total=0.0)
@@ -350,6 +357,7 @@ BAD: list[tuple[type[NoModel], str]] = [
     (TrainsFasterInAGang, GANG),
     (TrainsOnHalf, HALF),
     (KnowsItsStatesByTheirPlace, "test_a_state_hops_and_is_stored"),
+    (GoesByWhatItHasLetGo, "test_a_spare_state_trains_and_is_scored_as_any_other"),
     (ChangesWhatIsTheSame, "test_a_state_goes_on_with_its_own_configuration"),
     (ScoresSomethingElse, SCORES),
     (ScoresInNumpy, SCORES),

@@ -154,7 +154,7 @@ class Gang:
         buffer = np.empty(int(self.receive()), np.uint8)
         with self.exchange():
             process_group.broadcast(torch.from_numpy(buffer), 0).wait()
-        return State(buffer.data)
+        return State(buffer.data, is_spare=True)
 
     @contextmanager
     def exchange(self) -> Iterator[None]:

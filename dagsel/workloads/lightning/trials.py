@@ -203,7 +203,7 @@ class MakesLightningTrials:
             if trial.schedule is not None:
                 trial.schedule.load_state_dict(reader.decode("schedule", reader.copy))
         travel.load(trainer, held)
-        trial.set_streams, trial.cursor = reader.set_streams, reader.meta.get("cursor")
+        trial.set_streams, trial.cursor = reader.streams(), reader.meta.get("cursor")
         return trial
 
     def _open(

@@ -278,6 +278,7 @@ which epoch of a trial is its last; do it with run.best_model()
         device = device_of(shard)
         with preserved_streams(torch=True):
             trial = self._trial(state, config, shard)
+            state.let_go()
             batches = training_batches(
                 shard,
                 config,

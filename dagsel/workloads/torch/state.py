@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dagsel.codec import Json, from_json
 from dagsel.errors import WorkloadError
 from dagsel.state import State, flatten, reading_state, unflatten
+from dagsel.workloads.memory import give_back_freed
 from dagsel.workloads.random_streams import read_streams, write_streams
 from dagsel.workloads.torch.device import to_host
 
@@ -26,6 +27,9 @@ DTYPES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 _TORCH = {code: dtype for dtype, code in DTYPES.items()}
+
+#: Gradients of so many bytes go back to the kernel.
+LARGE = 50_000_000
 
 
 class _Memory:
@@ -90,8 +94,11 @@ def capture(
     module's state dict that are named in `without` are left out. The gradients, which nothing reads
     after the last step, are freed: the state needs memory now.
     """
-    for parameter in module.parameters():
+    trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    for parameter in trained:
         parameter.grad = None
+    if sum(it.numel() * it.element_size() for it in trained) >= LARGE:
+        give_back_freed()  # the state does not fit in where it was
     streams = read_streams(device)
     tree = {**_tree(module, optimizer, schedule, without), **(more or {}), "random": streams}
     state, tensors = _packed(tree, {"kind": "torch", **meta})
@@ -272,13 +279,17 @@ class StateReader:
         """Return a part of the tree; `leaf` returns the tensor of a name."""
         return unflatten(self.tree[part], leaf, lambda name: self.view(name).numpy().copy())
 
-    @reading_state(torch.OutOfMemoryError)
-    def set_streams(self, device: torch.device) -> None:
-        """Set the random streams of this process to those of the trial."""
-        streams = self.decode("random", self.copy)
-        if device.type == "cuda" and "cuda" not in streams:
-            torch.cuda.manual_seed(self.seed % 2**63)
-        write_streams(streams)
+    def streams(self) -> Callable[[torch.device], None]:
+        """Return what sets this process's random streams to the trial's; it holds nothing else."""
+        streams, seed = self.decode("random", self.copy), self.seed
+
+        @reading_state(torch.OutOfMemoryError)
+        def set_streams(device: torch.device) -> None:
+            if device.type == "cuda" and "cuda" not in streams:
+                torch.cuda.manual_seed(seed % 2**63)
+            write_streams(streams)
+
+        return set_streams
 
 
 @reading_state(torch.OutOfMemoryError)

@@ -106,7 +106,7 @@ class MakesTrials(FollowsMetrics):
         load_optimizer(reader, optimizer, module)
         if schedule is not None:
             load_schedule(reader, schedule, optimizer)
-        set_streams, cursor = reader.set_streams, reader.meta.get("cursor")
+        set_streams, cursor = reader.streams(), reader.meta.get("cursor")
         trial = BuiltTrial(
             module, optimizer, schedule, reader.seed, set_streams, cursor, self._frozen(module),
             as_made={name: it.requires_grad for name, it in module.named_parameters()},
@@ -114,6 +114,7 @@ class MakesTrials(FollowsMetrics):
         unfreeze(reader, module)
         if about is not None:
             self._live.built(trial, about)
+        state.let_go()
         return trial
 
     @contextmanager
@@ -128,9 +129,11 @@ class MakesTrials(FollowsMetrics):
                 frozen = live.frozen
             else:
                 reader = StateReader(state)
-                module = self._equipped(reader, config, shard)
+                module, set_streams = self._equipped(reader, config, shard), reader.streams()
                 frozen = self._frozen(module)
-                yield module, reader.set_streams
+                del reader
+                state.let_go()
+                yield module, set_streams
             self._check_frozen(frozen, state.meta, config)
 
     def _refusing(
