@@ -45,7 +45,7 @@ from dagsel.execution.run_spec import (
     worker_topic,
 )
 from dagsel.messages import PieceRecord, UnitRecord, UnitsDone
-from dagsel.workloads.memory import restarted_at
+from dagsel.workloads.memory import lost_under, restarted_at
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -229,8 +229,8 @@ class DispatchPlugin(SchedulerPlugin):
         if known:
             host = self.dispatcher.workers.get(worker)
             if host is not None and host.bound and not expected:
-                lost = f"worker {worker} was lost while it ran trial {host.bound[0].trial}"
-                self._report(messages.Note(f"{lost}, which goes on from its last unit"))
+                told = lost_under(host.bound[0].trial, worker, host.filled)
+                self._report(messages.Note(told))
             for other in self.scheduler.workers.keys() - {worker}:
                 self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():

@@ -149,6 +149,26 @@ def restarted_at(unit: Unit, worker: str, n_bytes: int, limit: int | None) -> Ra
     return Raised("OutOfMemoryError", text_of(told), place="", ran_out=told)
 
 
+def lost_under(trial: int, worker: str, filled: tuple[int, int | None] | None) -> str:
+    """Say that a worker was lost while it ran a trial; `filled` are the bytes it took, of how many.
+
+    Examples
+    --------
+    >>> lost_under(7, "w3", None)
+    'worker w3 was lost while it ran trial 7, which goes on from its last unit'
+    >>> print(lost_under(7, "w3", (1_900_000_000, 2 * 10**9)))
+    Dask restarts worker w3, whose memory trial 7 has filled: it had taken 1.9 GB of 2.0 GB
+    """
+    if filled is None:
+        return (
+            f"worker {worker} was lost while it ran trial {trial}, which goes on from its last unit"
+        )
+    taken, limit = filled
+    of = f" of {readable_size(limit)}" if limit else ""
+    why = f"it had taken {readable_size(taken)}{of}"
+    return f"Dask restarts worker {worker}, whose memory trial {trial} has filled: {why}"
+
+
 def why_it_fails(first: RanOut | None, second: RanOut) -> str:
     """Say why a trial fails whose unit has run out of memory, mostly for the second time."""
     before = "" if first is None else f"{text_of(first)}; the second time, alone in its worker: "
