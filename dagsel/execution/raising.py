@@ -19,6 +19,7 @@ from dagsel.errors import DagselError, NothingTrainedError, OutOfMemoryError, Wo
 from dagsel.execution.allocator import give_back_memory
 from dagsel.messages import Note, Notice, UnitRaised, WorkerLeaves
 from dagsel.workloads.base import Workload
+from dagsel.workloads.gang.gang import worker_of
 from dagsel.workloads.memory import (
     SavesMemory,
     drop_frames,
@@ -96,7 +97,7 @@ class Raising:
         restart: Callable[[], object] = lambda: None,
     ) -> None:
         self._workload, self._tell, self._restart = workload, tell, restart
-        self._worker, self._memory_limit = worker, memory_limit
+        self.worker, self._memory_limit = worker, memory_limit
         self._address, self._has_left = address, False
 
     @contextmanager
@@ -134,7 +135,7 @@ class Raising:
         if self._has_left:
             return
         self._has_left = True
-        told = f"worker {self._worker} at {self._address} cannot use the store: {reason}"
+        told = f"worker {self.worker} at {self._address} cannot use the store: {reason}"
         cure = "mend that on its machine, and restart the worker to have it back"
         self._tell(Note(f"{told}; it gets no more units, and its own go on elsewhere; {cure}"))
         self._tell(WorkerLeaves(self._address, told))
@@ -148,7 +149,7 @@ class Raising:
             return
         if not self._has_left:
             self._has_left = True
-            told = f"worker {self._worker} at {self._address} restarts, since CUDA refuses all that"
+            told = f"worker {self.worker} at {self._address} restarts, since CUDA refuses all that"
             self._tell(Note(f"{told} its process asks after an error of a trial: {error}"))
             self._tell(WorkerLeaves(self._address))
             self._restart()
@@ -182,8 +183,10 @@ class Raising:
             with suppress(Exception):  # the user's own function of the configuration
                 at_once = workload.at_once(config, unit.kind)
         text = said(error)
+        if other := worker_of(error):
+            return RanOut(unit, other, text, None, None, at_once, halvings)
         limit, peak = memory_numbers(self._memory_limit, of_gpu=_OF_GPU.search(text) is not None)
-        return RanOut(unit, self._worker, text, limit, peak, at_once, halvings)
+        return RanOut(unit, self.worker, text, limit, peak, at_once, halvings)
 
 
 @contextmanager

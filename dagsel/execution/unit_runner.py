@@ -431,7 +431,7 @@ class UnitRunner:
     def _join(self, call: JoinGang) -> None:
         """Train in a gang that another worker leads. The leader is told what goes wrong."""
         use_torch(self._spec.threads, self._spec.dtype)
-        about = self._gang(call.unit, call.attempt)
+        about = {**self._gang(call.unit, call.attempt), "worker": self.raising.worker}
         try:
             self.raising.check_gpu()
             how: How = cloudpickle.loads(b64decode(call.how))

@@ -10,6 +10,7 @@ import math
 import operator
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from distributed import Reschedule
@@ -27,7 +29,7 @@ from dagsel.errors import CheckpointNotFoundError, OutOfMemoryError
 from dagsel.execution import raising, state_cache
 from dagsel.execution.raising import Raising, StoreFailedError
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.unit_runner import UnitRunner
+from dagsel.execution.unit_runner import How, UnitRunner
 from dagsel.messages import (
     AbandonGang,
     Assignment,
@@ -392,6 +394,31 @@ def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Pa
     with lead_gang("127.0.0.1", size=2, gather=gather, **about):
         wait_until(member.is_idle, "the rank to end")
     assert workers.workload.told == [({"lr": 0.5}, 0.25)]
+
+
+def test_memory_that_ran_out_on_a_member_of_a_gang_is_that_of_its_worker(tmp_path: Path) -> None:
+    class RunsOut(Ranks):
+        def train_gang(self, *_: Any, **how: Any) -> Any:
+            raise MemoryError("Unable to allocate 1.00 TiB for an array")
+
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = RunsOut()
+    leader, member = workers.come("tcp://127.0.0.1:1"), workers.come("tcp://127.0.0.1:2")
+    leader.raising.worker, member.raising.worker = "w1", "w2"
+    how = b64encode(cloudpickle.dumps(How({}))).decode()
+    about: Any = {"name": "0-1-0-1", "secret": workers.spec.secret, "timeout_s": 20.0}
+
+    def gather(port: int) -> None:
+        call = JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how)
+        member.join(call, lambda train: threading.Thread(target=train, daemon=True).start())
+
+    def lead() -> None:
+        with leader.raising.telling(UNIT, {}, 0):
+            with lead_gang("127.0.0.1", size=2, gather=gather, **about) as gang:
+                gang.agree(True)
+
+    with pytest.raises(OutOfMemoryError, match="asked for in unit 1 of epoch 1, on worker w2: "):
+        lead()
 
 
 @pytest.mark.parametrize(("state_bytes", "n_trained"), [(0, 2), (2_000_000, 1)])

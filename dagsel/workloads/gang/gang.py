@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from dagsel.workloads.gang.process_group import Group
 
 
+#: Attribute of an error: on which worker another rank has raised it.
+_WORKER = "dagsel_worker"
 #: Errors that a rank may raise in another rank's name; any other becomes a `TrainingError`.
 _ERRORS: dict[str, type[Exception]] = {
     name: kind
@@ -274,9 +276,20 @@ def lead_gang(
 
 @contextmanager
 def join_gang(
-    host: str, port: int, *, rank: int, size: int, name: str, timeout_s: float, secret: str = ""
+    host: str,
+    port: int,
+    *,
+    rank: int,
+    size: int,
+    name: str,
+    timeout_s: float,
+    secret: str = "",
+    worker: str = "",
 ) -> Iterator[Gang]:
-    """Join the gang whose rank 0 waits at `host` and `port`, for the duration of the block."""
+    """Join the gang whose rank 0 waits at `host` and `port`, for the duration of the block.
+
+    What the block raises is raised there too, by `worker_of` as that of `worker`.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         client = RendezvousClient(host, port, f"{secret}{name}", timeout_s)
@@ -290,13 +303,19 @@ def join_gang(
             raise _broken(name, rank, size, "its leader has left") from error
         if called is None:
             raise _broken(name, rank, size, f"not all have come within {timeout_s:g} s")
-        with _connected(rendezvous, rank, size, name, deadline, timeout_s) as gang:
+        with _connected(rendezvous, rank, size, name, deadline, timeout_s, worker) as gang:
             yield gang
 
 
 @contextmanager
 def _connected(
-    rendezvous: Rendezvous, rank: int, size: int, name: str, deadline: float, timeout_s: float
+    rendezvous: Rendezvous,
+    rank: int,
+    size: int,
+    name: str,
+    deadline: float,
+    timeout_s: float,
+    worker: str = "",
 ) -> Iterator[Gang]:
     from dagsel.workloads.gang.process_group import Group
 
@@ -317,7 +336,7 @@ def _connected(
         whole = True
     except Exception as error:
         if not gang.broken:
-            _send_error(rendezvous, error, rank)  # before the others can see that this one has gone
+            _send_error(rendezvous, error, rank, worker)  # before others can see that it has gone
             raise
         _raise_cause(rendezvous, error, name, rank, size)
     finally:
@@ -351,6 +370,7 @@ class _Told:
     args: list[str | int | float | bool | None] | None  # None if it cannot be made from them
     text: str
     traceback: str
+    worker: str = ""
 
     def rebuilt(self) -> Exception:
         """Return the error, if it is one of Python's own or of dagsel's, or a `TrainingError`."""
@@ -361,10 +381,17 @@ class _Told:
         if error is None or str(error) != self.text:
             error = TrainingError(f"{self.kind}: {self.text}")
         error.add_note(f"On rank {self.rank} of its gang:\n{self.traceback}")
+        vars(error)[_WORKER] = self.worker
         return error
 
 
-def _send_error(rendezvous: Rendezvous, error: Exception, rank: int) -> None:
+def worker_of(error: BaseException) -> str:
+    """Return the name of the worker where an error was raised, if that is another of a gang."""
+    worker: str = vars(error).get(_WORKER, "")
+    return worker
+
+
+def _send_error(rendezvous: Rendezvous, error: Exception, rank: int, worker: str) -> None:
     kind = type(error)
     plain = all(value is None or type(value) in (str, int, float, bool) for value in error.args)
     is_known = _ERRORS.get(kind.__qualname__) is kind
@@ -374,6 +401,7 @@ def _send_error(rendezvous: Rendezvous, error: Exception, rank: int) -> None:
         list(error.args) if plain and is_known else None,
         str(error),
         "".join(traceback.format_exception(error)),
+        worker,
     )
     with suppress(OSError):
         rendezvous.put("error", json.dumps(asdict(told)).encode())
