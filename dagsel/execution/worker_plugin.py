@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -110,6 +111,7 @@ class TrainingPlugin(WorkerPlugin):
         try:
             check_here(self.spec.versions)
             workload = await self._load_workload()
+            self.spec = replace(self.spec, workload=b"")  # a base in it may be most of the memory
             check_gpu_resource(worker.state.total_resources, gpus_seen())
             if text := why_on_cpu(worker.state.total_resources):
                 self._tell(messages.Note(f"worker {worker.name} at {worker.address} {text}"))

@@ -191,6 +191,22 @@ def test_results_that_were_heard_are_let_go(
         wait_until(is_forgotten, "the first score is forgotten")
 
 
+def test_a_worker_keeps_a_workload_and_not_its_bytes_too(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    """A base that was given as a module may be most of its memory."""
+
+    def kept(dask_worker: Worker) -> list[int]:
+        named = dask_worker.plugins.items()
+        plugins: list[Any] = [it for name, it in named if name.startswith("dagsel")]
+        return [len(it.spec.workload) for it in plugins if it.units is not None]
+
+    with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+        engine.submit(Round(1, (Chain(0, range(1, 2), 4),)), {0: {}})
+        listen(engine, until=lambda heard: len(done(heard)) == 4)
+        assert [0] in client.run(kept).values()
+
+
 def test_what_is_known_of_units_is_forgotten_with_them_and_sent_again_they_are_known(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
