@@ -394,6 +394,20 @@ def test_a_lost_unit_is_bound_with_its_recorded_shard():
     assert binds(out) == [Bind(first.unit, "b", first.shard)]
 
 
+def test_a_result_is_made_again_that_is_lost_when_its_trial_has_nothing_else_to_do():
+    """The trial was not counted among those that have, whenever work was counted anew."""
+    tell = Driver(n_shards=1)
+    tell(WorkerAdded("a", frozenset({0})))
+    tell(RoundAdded(round_of(1, 1, evaluate=False)), *ready(0))
+    tell(UnitDone(train(0), 1.0, 0), at=1.0)
+    tell(RoundAdded(round_of(1, 1, first=1, number=1)), *ready(1))
+    assert tell.dispatcher.state.busy.keys() == {1}
+    tell(UnitLost(train(0)), UnitReady(train(0)))
+    tell(RoundAdded(round_of(1, 1, first=2, number=2)))
+    assert tell.dispatcher.state.busy.keys() == {0, 1, 2}
+    assert binds(tell(UnitDone(train(1), 1.0, 0), at=2.0))[0].unit == train(0)
+
+
 def test_a_lost_unit_waits_while_the_trials_next_epoch_runs():
     """Isolation: its evaluations need the result again, but the trial has a unit that runs."""
     tell = Driver(n_shards=1, replicas=3)

@@ -209,9 +209,10 @@ def test_workers_of_a_trial_that_fails_are_released() -> None:
     assert gangs(decisions) == {11: 2, 10: 2, 9: 1, 8: 1, 3: 1, 2: 1}
 
 
-def test_another_trial_is_drawn_in_the_place_of_a_complete_one() -> None:
-    """Its workers would be idle, or released, and most of the budget unused."""
-    flow = example(max_epochs=1)
+@pytest.mark.parametrize("n_workers", [13, 16])
+def test_another_trial_is_drawn_in_the_place_of_a_complete_one(n_workers: int) -> None:
+    """Its workers would be idle, or released, and most of the budget unused; no other gets them."""
+    flow = example(n_workers, max_epochs=1)
     assert flow.handle(Reported(11, 1, 0.2, {}, 0.5)) == [
         Stop(11, "trained to the end, 1 epochs", "complete"),
         Ask(1),
