@@ -36,6 +36,12 @@ class Net(nn.Module):
         return self.layer(self.dropout(x))
 
 
+class OfTheHub(Net):
+    """As of a file that came with a model."""
+
+    __module__ = "transformers_modules.net"
+
+
 class Own(torch.optim.Optimizer):
     """Does something in each step."""
 
@@ -207,6 +213,7 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 KEPT: dict[str, dict[str, Any]] = {
     "an underscore": model(count("_n"), _n=0),
+    "code of the Hub": {"model": lambda config: OfTheHub(count("n"), n=0)},
     "what is no number": model(lambda it: setattr(it, "n", torch.ones(1)), n=0),
     "the same number": model(lambda it: setattr(it, "n", float("nan")), n=float("nan")),
     "a step of one's own": optimizer(Own, lambda it: it.state.update(n=1), n=0),
