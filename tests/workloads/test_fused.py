@@ -197,10 +197,12 @@ def test_a_run_of_before_goes_on_with_the_kernels_that_it_had() -> None:
 
 def test_sgd_with_momentum_steps_what_gets_its_first_gradient_later_than_others() -> None:
     class Drops(torch.nn.Module):
+        n_steps: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.always, self.later = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
-            self.n_steps = 0
+            self.register_buffer("n_steps", torch.zeros(()))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.n_steps += 1
