@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from dagsel.errors import SearchError
@@ -60,12 +61,13 @@ def epochs_behind(record: Record, number: int, epoch: int) -> tuple[int, tuple[f
     >>> epochs_behind(Record("run", trials={0: source, 1: clone}), 1, 1)
     (3, (0.1, 0.2, 0.5))
     """
-    trial = record.trials[number]
-    after, before = 0, 0
-    values: tuple[float, ...] = ()
-    for adoption in trial.adoptions:
-        if adoption.after < epoch:
-            after = adoption.after
-            before, values = epochs_behind(record, adoption.source, adoption.source_epoch)
-    own = tuple(done.value for done in trial.epochs[after:epoch])
-    return before + epoch - after, values + own
+    n_epochs, values = 0, deque[float]()
+    while True:
+        trial = record.trials[number]
+        taken = [it for it in trial.adoptions if it.after < epoch][-1:]  # the ones before are its
+        after = taken[0].after if taken else 0
+        n_epochs += epoch - after
+        values.extendleft(done.value for done in reversed(trial.epochs[after:epoch]))
+        if not taken:
+            return n_epochs, tuple(values)
+        number, epoch = taken[0].source, taken[0].source_epoch
