@@ -34,7 +34,7 @@ from dagsel.study.checks import (
 from dagsel.study.draws import Draws, choose
 from dagsel.study.enqueued import claim, end_as_rejected, fill_in, fixed_params
 from dagsel.study.grid import GridWalk, point
-from dagsel.study.home import guarded
+from dagsel.study.home import guarded, has_trial
 from dagsel.study.labels import ChosenTrial, DrawnTrial, labelled
 from dagsel.study.resume import (
     REASON,
@@ -244,6 +244,9 @@ class StudyDriver:
 
     def _follow(self) -> list[FrozenTrial]:
         """Show the sampler what is new of others in the study; return the enqueued trials."""
+        is_watched = self._waiting or self._view.watches
+        if not is_watched and not has_trial(self._theirs, len(self._view)):
+            return []  # a database would read all live trials, thousands of them in a long search
         trials = self._theirs.get_trials(deepcopy=False)
         self._view.extend(new := self._view.news(trials))
         for trial in new:

@@ -11,6 +11,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -268,6 +269,21 @@ def guarded(study: optuna.Study) -> optuna.Study:
     return twin
 
 
+def has_trial(study: optuna.Study, number: int) -> bool:
+    """Whether a study has a trial of this number; storages answer it without reading trials."""
+    storage: Any = study._storage
+    ask = storage.has_trial if isinstance(storage, _Guard) else partial(_has_trial, storage)
+    return bool(ask(study._study_id, number))
+
+
+def _has_trial(storage: Any, study_id: int, number: int) -> bool:
+    try:
+        storage.get_trial_id_from_study_id_trial_number(study_id, number)
+    except KeyError:
+        return False
+    return True
+
+
 class _Guard:
     """A storage whose failures name the study and its place."""
 
@@ -287,6 +303,10 @@ class _Guard:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._storage, name)
         return self._watched(found) if callable(found) else found
+
+    def has_trial(self, study_id: int, number: int) -> bool:
+        """Whether there is a trial of this number."""
+        return bool(self._watched(_has_trial)(self._storage, study_id, number))
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **options: Any) -> Any:

@@ -157,6 +157,11 @@ class SamplerStudy:
 
     # ---- What has happened.
 
+    @property
+    def watches(self) -> bool:
+        """Whether others have trials there that have not ended."""
+        return bool(self._open)
+
     def news(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return of all trials of the user's study those for `extend`.
 

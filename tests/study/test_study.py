@@ -489,6 +489,41 @@ def test_no_callback_leaves_a_trial_running() -> None:
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "FAIL"]
 
 
+class CountedReads(RDBStorage):
+    """A database that counts how often trials are read."""
+
+    n_reads = 0
+
+    def _get_trials(self, *args: Any, **options: Any) -> Any:
+        self.n_reads += 1
+        return super()._get_trials(*args, **options)
+
+
+def test_a_draw_reads_trials_of_a_database_only_if_others_have_some(tmp_path: Path) -> None:
+    """Else each draw would read all live trials, of which a search may have thousands."""
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    storage = CountedReads(url)
+    driver = StudyDriver(make_study(storage), suggest_two, "accuracy")
+    driver.ask(1, "study")
+    before = storage.n_reads
+    for _ in range(5):
+        driver.ask(1, "study")
+    assert storage.n_reads == before
+    theirs = optuna.load_study(study_name="test", storage=url)
+    running = theirs.ask()
+    theirs.enqueue_trial({"lr": 0.01, "n": 7})
+    drawn, _ = driver.ask(1, "study")
+    assert [*drawn.values()] == [{"lr": 0.01, "n": 7}]
+    before = storage.n_reads
+    driver.ask(1, "study")
+    assert storage.n_reads > before  # somebody trains a trial there that may end
+    theirs.tell(running, 0.5)
+    driver.ask(1, "study")
+    before = storage.n_reads
+    driver.ask(1, "study")
+    assert storage.n_reads == before
+
+
 def test_trials_of_others_in_the_study_are_left_alone() -> None:
     study = make_study()
     theirs = study.ask()
