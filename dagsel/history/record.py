@@ -400,7 +400,7 @@ class Record:
 
     def loss(self, value: float) -> float:
         """Return a value of the (first) metric that is better when smaller."""
-        return Context(1, self.direction).loss(value)
+        return Goal("", self.direction).loss(value)
 
     # ---- what trials are worth
 

@@ -275,10 +275,8 @@ def dashboard_told(snapshot: Snapshot) -> str:
 
 def line(snapshot: Snapshot) -> str:
     """Return the text of the one line."""
-    n_live = sum(row.is_live for row in snapshot.rows)
-    n_failed = sum(row.state == "failed" for row in snapshot.rows)
-    parts = [f"{snapshot.n_epochs} epochs", f"{n_live} trials alive"]
-    if n_failed:
+    parts = [f"{snapshot.n_epochs} epochs", f"{snapshot.n_live} trials alive"]
+    if n_failed := snapshot.counts.get("failed"):
         parts.append(f"{n_failed} failed")
     if snapshot.best is not None:
         parts.append(f"best {snapshot.metric} {snapshot.best.value:.4g}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from dagsel.console import counted, shown_config
 from dagsel.dispatch.description import WorkerNow
@@ -58,15 +58,13 @@ class TrialRow:
     def of(cls, trial: TrialRecord, record: Record, *, is_best: bool = False) -> TrialRow:
         """Return how a trial stands: with its parameters of now, or those of the best value."""
         is_now = trial.is_live and not is_best
-        rests = trial.is_paused or trial.is_held or trial.paused_by_user
         epochs = len(trial.epochs)
-        live_state = "paused" if rests else "training"
         return cls(
             trial.number,
-            live_state if trial.is_live else trial.state,
+            _state(trial),
             epochs,
             trial.n_decided if trial.is_live else epochs,
-            None if trial.value is None or math.isnan(trial.value) else trial.value,
+            _value(trial),
             tuple(epoch.value for epoch in trial.epochs),
             trial.config if is_now else config_kept(record, trial),
             trial.why_short,
@@ -74,6 +72,37 @@ class TrialRow:
             trial.paused_by_user,
             trial.params_now if is_now else trial.params_kept,
         )
+
+
+def _state(trial: TrialRecord) -> str:
+    if not trial.is_live:
+        return trial.state
+    rests = trial.is_paused or trial.is_held or trial.paused_by_user
+    return "paused" if rests else "training"
+
+
+def _value(trial: TrialRecord) -> float | None:
+    return None if trial.value is None or math.isnan(trial.value) else trial.value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Sequence[TrialRow]):
+    """How trials stand. A row is made when it is read: of thousands a view shows a few."""
+
+    trials: Sequence[TrialRecord]
+    record: Record
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    @overload
+    def __getitem__(self, at: int) -> TrialRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[TrialRow]: ...
+    def __getitem__(self, at: int | slice) -> TrialRow | list[TrialRow]:
+        if isinstance(at, slice):
+            return [TrialRow.of(trial, self.record) for trial in self.trials[at]]
+        return TrialRow.of(self.trials[at], self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +116,8 @@ class Snapshot:
     n_workers: int
     units_per_second: float
     worker_seconds: float
-    rows: tuple[TrialRow, ...]  # those that live first, the best first
+    rows: Rows  # those that live first, the best first
+    counts: Mapping[str, int]  # trials of each state that there is, in the order of `STATES`
     best: TrialRow | None
     best_after: float  # epochs after which it was that
     n_front: int | None  # trials of the Pareto front, if there are several metrics
@@ -107,8 +137,8 @@ class Snapshot:
         facts = facts or Facts()
         leading = record.leading
         best = None if leading is None else TrialRow.of(leading, record, is_best=True)
-        trials = (TrialRow.of(trial, record) for trial in record.trials.values())
-        rows = sorted(trials, key=_order(record))
+        rows = Rows(sorted(record.trials.values(), key=_order(record)), record)
+        counts = Counter(map(_state, rows.trials))
         return cls(
             record.seconds,
             metric,
@@ -117,7 +147,8 @@ class Snapshot:
             record.n_workers,
             units_per_second,
             record.worker_seconds,
-            tuple(rows),
+            rows,
+            {state: counts[state] for state in STATES if counts[state]},
             None if best is None or best.value is None else best,
             leading.kept.epochs if leading is not None and leading.kept is not None else 0,
             len(record.top) if record.goals else None,
@@ -167,15 +198,14 @@ class Snapshot:
         return [] if self.best is None else [f"best {self.told(self.best, self.best_after)}"]
 
     @property
-    def counts(self) -> dict[str, int]:
-        """Trials of each state that there is, in the order of `STATES`."""
-        counts = Counter(row.state for row in self.rows)
-        return {state: counts[state] for state in STATES if counts[state]}
-
-    @property
     def n_ended(self) -> int:
         """Trials that have ended."""
-        return sum(not row.is_live for row in self.rows)
+        return len(self.rows) - self.n_live
+
+    @property
+    def n_live(self) -> int:
+        """Trials that have not ended."""
+        return self.counts.get("training", 0) + self.counts.get("paused", 0)
 
     def told(self, row: TrialRow, after: float) -> str:
         """Return the value of a trial and its configuration."""
@@ -189,15 +219,12 @@ def _natural(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isdigit() else (sys.maxsize, name)
 
 
-def _order(record: Record) -> Callable[[TrialRow], tuple[int, bool, float, int]]:
-    def key(row: TrialRow) -> tuple[int, bool, float, int]:
+def _order(record: Record) -> Callable[[TrialRecord], tuple[int, bool, float, int]]:
+    def key(trial: TrialRecord) -> tuple[int, bool, float, int]:
         """Return a key by which live trials come first, the best first of them."""
-        loss = math.inf if row.value is None else record.loss(row.value)
-        return (
-            (2 if row.state == "failed" else not row.is_live),
-            row.value is None,
-            loss,
-            row.number,
-        )
+        value = _value(trial)
+        loss = math.inf if value is None else record.loss(value)
+        group = 2 if trial.state == "failed" else int(not trial.is_live)
+        return group, value is None, loss, trial.number
 
     return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from io import StringIO
 from itertools import pairwise
 from types import ModuleType
@@ -91,6 +92,36 @@ def test_a_table_has_what_matters_and_the_best_trial_that_lives_first() -> None:
         ["0", "complete", "1", "0.9"],
         ["1", "failed", "1", "0.8"],
     ]
+
+
+class WatchedConfig(Mapping[str, Any]):
+    """The configuration of a trial, which notes that it is read."""
+
+    def __init__(self, trial: int, read: set[int]) -> None:
+        self._trial, self._read = trial, read
+
+    def __getitem__(self, name: str) -> float:
+        return {"lr": 0.1}[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.add(self._trial)
+        return iter(["lr"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_of_many_trials_those_alone_are_described_that_are_shown() -> None:
+    """Else a table of thousands would be so dear that it stands still for half a minute."""
+    record, read = make_record(500), set[int]()
+    for trial in record.trials.values():
+        trial.state, trial.drawn = "pruned", WatchedConfig(trial.number, read)
+    lines = terminal_lines(snapshot(record), height=24)
+    assert lines[-1] == "and 484 more trials"
+    assert len(read) == 16
+    read.clear()
+    line(snapshot(record))
+    assert len(read) == 1  # the best one
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (44, 12)])
