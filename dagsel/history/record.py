@@ -64,7 +64,7 @@ from dagsel.messages import (
     UnitRecord,
 )
 from dagsel.planning.capacity import Plan
-from dagsel.planning.pareto import dominates, front
+from dagsel.planning.pareto import dominates
 from dagsel.steering import Commanded, FinishSearch, PauseTrial, ResumeTrial, SetLimits, UserCommand
 from dagsel.workloads.raised import RanOut
 
@@ -381,11 +381,18 @@ class Record:
         told = (trial.kept.value, state == "complete", place.is_partial, trial.copied_check)
         best = Best(number, place.epoch, place.position, *told)
         if self.goals:
-            ended = [b for b in (*self.top, best) if self.trials[b.trial].is_feasible]
-            found = front([self.losses(self.trials[b.trial]) for b in ended])
-            self.top = [ended[i] for i in found]
+            if trial.is_feasible:
+                self._join_front(best)
         else:
             self.top = sorted([*self.top, best], key=self._rank, reverse=True)[: self.top_k]
+
+    def _join_front(self, new: Best) -> None:
+        """Add a trial to the Pareto front, unless one of it dominates it."""
+        losses = self.losses(self.trials[new.trial])
+        others = [(best, self.losses(self.trials[best.trial])) for best in self.top]
+        if not any(dominates(theirs, losses) for _, theirs in others):
+            self.top = [best for best, theirs in others if not dominates(losses, theirs)]
+            self.top.append(new)
 
     @property
     def best(self) -> Best | None:

@@ -25,17 +25,6 @@ def dominates(one: Losses, other: Losses) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
-def front(losses: Sequence[Losses]) -> list[int]:
-    """Return the indices of those that nothing dominates, in their order; equal ones are all there.
-
-    Examples
-    --------
-    >>> front([(0.1, 3.0), (0.2, 2.0), (0.2, 3.0), (0.1, 3.0)])
-    [0, 1, 3]
-    """
-    return [i for i, one in enumerate(losses) if not any(dominates(b, one) for b in losses)]
-
-
 def layers(losses: Sequence[Losses]) -> list[list[int]]:
     """Divide into the front, the front of the others, and so on (non-dominated sorting).
 

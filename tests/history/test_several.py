@@ -198,6 +198,32 @@ def searched() -> Run:
     )
 
 
+class Compared(float):
+    """A loss that counts how often one is compared."""
+
+    n = 0
+
+    def __le__(self, other: float) -> bool:
+        Compared.n += 1
+        return super().__le__(other)
+
+
+def test_a_trial_that_ends_is_compared_with_each_of_the_front_alone() -> None:
+    """Else those of the front are compared with each other at each end, though none has changed."""
+    n, goals = 60, goals_of(["minimize", "minimize"])
+    record = Record("run", 1, "minimize", "last", goals=goals)
+    trials = tuple(range(n))
+    trains = tuple(Train(number, 1) for number in trials)
+    record.add(Turn(Asked(trials), trains, params={number: {} for number in trials}))
+    Compared.n = 0
+    for number in trials:  # none is better than another one
+        values = {"m0": Compared(number), "m1": Compared(n - number)}
+        record.add(Turn(Reported(number, 1, values["m0"], values, 1.0), ()))
+        record.add(Turn(None, (Stop(number, "", "complete"),)))
+    assert [best.trial for best in record.top] == list(trials)
+    assert Compared.n <= 4 * n**2 / 2
+
+
 @pytest.mark.parametrize("name", ["best", "best_params", "best_value", "best_model"])
 def test_what_asks_for_the_best_is_told_of_the_front(name: str) -> None:
     with pytest.raises(SearchError, match=r"about m0 and m1, and no trial is best .* run.pareto"):
