@@ -52,7 +52,8 @@ def send_next(scheduler: Scheduler, task: TaskState, worker: str) -> None:
     and other work, would wait for as long as it has some.
     """
     task.worker_restrictions = {worker}
-    task.priority = (task.priority[0], scheduler.generation, time.monotonic())
+    first, *_ = task.priority or (0,)  # what somebody has asked for
+    task.priority = (first, scheduler.generation, time.monotonic())
 
 
 def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: int) -> None:

@@ -188,7 +188,7 @@ def final_state(engine: DaskEngine, trial: int, epoch: int, n_shards: int) -> St
 
 
 def endless(
-    address: str, data: ShardedDataset, run_dir: str, *, seconds: float = 0.02
+    client: Client | str, data: ShardedDataset, run_dir: str, *, seconds: float = 0.02
 ) -> dagsel.Search:
     """Begin a search that trains until it is told to finish; its first unit has ended."""
     search = dagsel.start(
@@ -198,7 +198,7 @@ def endless(
         space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
         flow=RandomSearch(max_epochs=100_000, n_trials=4),
         metric="value",
-        client=address,
+        client=client,
         run_dir=run_dir,
         progress=False,
     )

@@ -43,7 +43,7 @@ def test_a_third_search_trains_while_two_go_on(
     with ExitStack() as ending:
         for number in range(3):
             run_dir = str(tmp_path / f"{number}")
-            search = endless(client.scheduler.address, digits, run_dir, seconds=UNIT_S)
+            search = endless(client, digits, run_dir, seconds=UNIT_S)
             ending.callback(search.wait)
             ending.callback(search.finish)
 
@@ -51,7 +51,7 @@ def test_a_third_search_trains_while_two_go_on(
 def test_other_work_is_done_while_a_search_trains(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
-    search = endless(client.scheduler.address, digits, run_dir, seconds=UNIT_S)
+    search = endless(client, digits, run_dir, seconds=UNIT_S)
     try:
         tasks = client.map(time.sleep, [0.001] * 20, pure=False)
         for task in tasks:
