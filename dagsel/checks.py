@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
-from dagsel.errors import DagselError, SearchError
+from dagsel.errors import DagselError, SearchError, WorkloadError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -213,6 +213,37 @@ def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
         return False
     known = [_ALIASES.get(own, own) for own in given]
     return any(own != name and own in names for own, name in zip(known, names, strict=False))
+
+
+def check_call(name: str, function: Any, arguments: str, instead: str | None) -> None:
+    """Raise a `WorkloadError` if a function is not called with these arguments, in this order.
+
+    Parameters
+    ----------
+    instead
+        What to write in its place; None if it may be called.
+
+    Examples
+    --------
+    >>> check_call("loss", lambda target, output: 0, "output, target", None)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: loss is called as loss(output, target), and the function <lambda> \
+takes them in another order; write def loss(output, target): ...
+    """
+    if instead is not None:
+        raise WorkloadError(
+            f"{name} must be a function, called as {name}({arguments}), got {shown(function)}; "
+            f"write {name}={instead}"
+        )
+    called: Any = function
+    if isinstance(function, type):  # its metaclass, as that of Flax's modules, takes whatever comes
+        called = functools.partial(getattr(function, "__init__"), None)  # noqa: B009
+    if takes_in_another_order(called, arguments.split(", ")):
+        raise WorkloadError(
+            f"{name} is called as {name}({arguments}), and {shown(function)} takes them in "
+            f"another order; write def {name}({arguments}): ..."
+        )
 
 
 def check_takes_config(

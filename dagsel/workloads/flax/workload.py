@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dagsel.checks import imported, shown, takes, takes_in_another_order
+from dagsel.checks import check_call, imported, takes
 from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
@@ -319,16 +319,8 @@ def _check_function(name: str, function: Any) -> None:
     if isinstance(function, type):  # the class of a module takes whatever there is
         called = partial(getattr(function, "__init__"), None)  # noqa: B009
     is_taken = takes(called, arguments.count(",") + 1)
-    if (instead := _instead(name, function, is_taken=is_taken)) or not is_taken:
-        raise WorkloadError(
-            f"{name} must be a function, called as {name}({arguments}), got {shown(function)}; "
-            f"write {name}={instead or write}"
-        )
-    if takes_in_another_order(called, arguments.split(", ")):
-        raise WorkloadError(
-            f"{name} is called as {name}({arguments}), and {shown(function)} takes them in "
-            f"another order; write def {name}({arguments}): ..."
-        )
+    instead = _instead(name, function, is_taken=is_taken) or (None if is_taken else write)
+    check_call(name, function, arguments, instead)
 
 
 def _instead(name: str, given: Any, *, is_taken: bool) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from dagsel.checks import short_traceback, shown, takes, takes_in_another_order
+from dagsel.checks import check_call, short_traceback, takes
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import Config
 
@@ -52,16 +52,7 @@ def check_functions(*, base: Any = None, **functions: Any) -> None:
         if instead is None and not takes(function, arguments.count(",") + 1):
             is_class = isinstance(function, type)
             instead = f"lambda {arguments}: {_path(function)}(...)" if is_class else write
-        if instead is not None:
-            raise WorkloadError(
-                f"{name} must be a function, called as {name}({arguments}), got {shown(function)}; "
-                f"write {name}={instead}"
-            )
-        if takes_in_another_order(function, arguments.split(", ")):
-            raise WorkloadError(
-                f"{name} is called as {name}({arguments}), and {shown(function)} takes them in "
-                f"another order; write def {name}({arguments}): ..."
-            )
+        check_call(name, function, arguments, instead)
 
 
 def _instead(name: str, function: Any) -> Iterator[str]:

@@ -69,9 +69,7 @@ def refusing_what_is_lost(
             "no parameter without a gradient, such as one with requires_grad=False"
         )
     _check_numbers(numbers)
-    lost = [name for _, name in _changed(of_optimizer)]
-    lost += [name for name, sums in _tensors(optimizer).items() if tensors.get(name) != sums]
-    if lost:
+    if lost := _lost(of_optimizer, tensors, _tensors(optimizer)):
         raise WorkloadError(
             f"training has changed {lost[0]!r} of the {type(optimizer).__name__}, which its "
             "state_dict() does not hold, so it begins anew in each pass over a shard: keep it in "
@@ -87,9 +85,7 @@ def refusing_what_is_lost(
                 "so another worker or a replay would see other numbers: call torch, numpy.random "
                 "or random themselves, whose streams travel with the trial"
             )
-    lost = [name for _, name in _changed(of_loss)]
-    lost += [name for name, sums in _buffers(loss).items() if buffers.get(name) != sums]
-    if lost:
+    if lost := _lost(of_loss, buffers, _buffers(loss)):
         raise WorkloadError(
             f"training has changed {lost[0]!r} of the loss, which all trials of a worker share and "
             "no state holds: let the model hold it, and return it with its output; if no result "
@@ -138,6 +134,14 @@ def _changed(numbers: _Numbers) -> Iterator[tuple[Any, str]]:
             now = held.get(name)
             if now is not value and type(now) in _PLAIN and repr(now) != repr(value):
                 yield part, name
+
+
+def _lost(
+    numbers: _Numbers, before: Mapping[str, list[int]], after: Mapping[str, list[int]]
+) -> list[str]:
+    """Return the names of numbers and of tensors, by their checksums, that have changed."""
+    changed = [name for name, sums in after.items() if before.get(name) != sums]
+    return [*(name for _, name in _changed(numbers)), *changed]
 
 
 def _check_numbers(numbers: _Numbers) -> None:
