@@ -163,7 +163,7 @@ class OutOfMemoryError(TrainingError, MemoryError):
 
 
 class GangBrokenError(TrainingError):
-    """A worker of a gang was lost or did not come in time; the unit can be started again."""
+    """A worker of a gang was lost or did not come; the unit can be started again."""
 
 
 class ClusterError(DagselError, RuntimeError):

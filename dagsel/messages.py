@@ -242,14 +242,23 @@ class UnitRaised:
 
 
 @dataclass(frozen=True, slots=True)
-class GangGathers:
-    """The leader of a unit's gang waits for the others at a port."""
+class GangCalls:
+    """The leader of a unit's gang waits for another worker of it at a port."""
 
     unit: Unit
-    worker: str
     attempt: int
+    rank: int  # of the one that it waits for
     port: int
     how: str = field(repr=False)  # the trial's configuration and more, pickled, in base64
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonGang:
+    """Wait no longer for the other workers of a unit's gang: one will not come. To its leader."""
+
+    unit: Unit
+    attempt: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +277,8 @@ Notice: TypeAlias = (
     | UnitRaised
     | UnitsDone
     | PieceRecord
-    | GangGathers
+    | GangCalls
+    | AbandonGang
     | events.GangBroke
     | Note
 )
@@ -302,15 +312,7 @@ class JoinGang:
     size: int  # how many workers it has
     host: str  # where the leader waits
     port: int
-    how: str = field(repr=False)  # as in `GangGathers`: it comes by Dask, as tasks do
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonGang:
-    """Wait no longer for the other workers of a unit's gang: one will not come."""
-
-    unit: Unit
-    attempt: int
+    how: str = field(repr=False)  # as in `GangCalls`: it comes by Dask, as tasks do
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 For the first gang that has to wait, the workers that will be free together soonest are reserved:
 they get no other training unit until the gang has started. Only one gang has such a reservation,
-and what runs on its workers ends by itself, so no two gangs wait for each other.
+and what runs on its workers ends by itself, so no two gangs of a search wait for each other.
+Searches know nothing of each other: the gangs of all take their workers in one order, by process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dagsel.dispatch.workers import KnownWorker, n_processes
 
 
 class Choice(NamedTuple):
-    """When a gang may start, with which shard, and on which workers, the leader first."""
+    """When a gang may start, with which shard, and on which workers, in order; the first leads."""
 
     start_s: float
     shard: int
@@ -40,8 +41,8 @@ def choose(
 ) -> Choice | None:
     """Choose a gang's shard and workers: free soonest, then those of last time, then few nodes.
 
-    Return None if no shard of the mask `need` is held by `size` hosts. `home` has the state: it
-    leads, if it is chosen. `last` trained the trial last time.
+    Return None if no shard of the mask `need` is held by `size` hosts. `home` has the state;
+    `last` trained the trial last time.
 
     Examples
     --------
@@ -63,8 +64,8 @@ def choose(
         n_new = sum(host.worker not in last for host in chosen)
         rank = (start, n_new, len({host.node for host in chosen}))
         if best is None or rank < best:
-            workers = sorted((host.worker for host in chosen), key=lambda w: (w != home, w))
-            best, choice = rank, Choice(start, shard, tuple(workers))
+            in_order = sorted((host.process or host.worker, host.worker) for host in chosen)
+            best, choice = rank, Choice(start, shard, tuple(worker for _, worker in in_order))
     return choice
 
 

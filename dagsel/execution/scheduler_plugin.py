@@ -32,6 +32,7 @@ from dagsel.dispatch.units import Unit
 from dagsel.execution import adaptive_target, scheduler_state
 from dagsel.execution.attempts import Attempts, unit_done
 from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
+from dagsel.execution.gang_calls import passed_on
 from dagsel.execution.run_spec import (
     CHANNEL,
     FILLED,
@@ -235,8 +236,8 @@ class DispatchPlugin(SchedulerPlugin):
                 self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():
                 if worker in binding.members:  # its leader may wait for it to come
-                    abandon = messages.AbandonGang(unit, self._attempts.number(unit))
-                    self._send(binding.worker, abandon)
+                    attempt, reason = self._attempts.number(unit), f"{worker} was lost"
+                    self._pass_on(messages.AbandonGang(unit, attempt, reason))
             self._push(events.WorkerRemoved(worker, expected))
             self._report(events.WorkerRemoved(worker, expected))
 
@@ -290,8 +291,8 @@ class DispatchPlugin(SchedulerPlugin):
                 self._hear_piece(notice)
             case UnitsDone():
                 self._units_done(notice)
-            case messages.GangGathers():
-                self._gather(notice)
+            case messages.GangCalls() | messages.AbandonGang():
+                self._pass_on(notice)
             case events.GangBroke():
                 self._push(notice)
             case events.UnitTrains(unit):
@@ -441,18 +442,11 @@ class DispatchPlugin(SchedulerPlugin):
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"
 
-    def _gather(self, call: messages.GangGathers) -> None:
-        """Call the other workers of a gang to the one that leads it."""
-        unit, leader, attempt = call.unit, call.worker, call.attempt
-        binding = self.dispatcher.bindings.get(unit)
-        if binding is None or binding.worker != leader or attempt != self._attempts.number(unit):
-            return
-        if not all(map(self._is_there, binding.members)):  # the leader did not wait yet as it went
-            self._send(leader, messages.AbandonGang(unit, attempt))
-            return
-        to = (len(binding.workers), get_address_host(leader), call.port)
-        for rank, member in enumerate(binding.members, start=1):
-            self._send(member, messages.JoinGang(unit, attempt, binding.shard, rank, *to, call.how))
+    def _pass_on(self, told: messages.GangCalls | messages.AbandonGang) -> None:
+        """Call a worker of a gang to its leader, or have the leader wait no longer."""
+        binding = self.dispatcher.bindings.get(told.unit)
+        if binding is not None and told.attempt == self._attempts.number(told.unit):
+            self._send(*passed_on(told, binding, self._is_there))
 
     def _may_read(self, key: Any, worker: str) -> bool:
         unit = key_unit(self.run, key)

@@ -343,10 +343,11 @@ def _gang(member: _Membership) -> Any:
     worker = get_worker()
     host = get_address_host(worker.address)
 
-    def gather(port: int) -> None:
-        worker.log_event(member.topic, (member.gang, (host, port)))
+    def call(rank: int, port: int) -> None:
+        worker.log_event(member.topic, (member.gang, (host, port)))  # all are called at the first
 
-    return lead_gang(host, size=member.size, name=member.gang, timeout_s=_TIMEOUT_S, gather=gather)
+    about: Any = {"timeout_s": _TIMEOUT_S, "come_within_s": _TIMEOUT_S}
+    return lead_gang(host, size=member.size, name=member.gang, call=call, **about)
 
 
 def _memory(cuda: Any, *, peak: bool = False) -> int:

@@ -10,48 +10,35 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 from distributed import Reschedule
-from distributed.comm.addressing import get_address_host
 
 from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DivergedError, GangBrokenError
+from dagsel.execution.gang_parts import GangParts, How
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch
-from dagsel.execution.raising import Raising, process_stays
+from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, ScoredShard, StateCache, as_stored, until
 from dagsel.execution.stops import Stops, own_turn
-from dagsel.execution.visits import Recovered, UnitClock, Visited, visits_of
-from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecord
+from dagsel.execution.visits import Recovered, UnitClock, Visited, visit_of, visits_of
+from dagsel.messages import Assignment, Notice, PieceRecord, UnitRecord
 from dagsel.state import State
-from dagsel.workloads.base import ShouldStop, Trained, Visit, Workload, never
-from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
+from dagsel.workloads.base import ShouldStop, Trained, Workload
 from dagsel.workloads.memory import with_halved
-from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
 
 #: The last state of a task, and records of all that it has done, in order.
 Result: TypeAlias = tuple[State | StoredResult, list[UnitRecord | PieceRecord]]
-
-
-class How(NamedTuple):
-    """What a training unit gets beside state and shard."""
-
-    config: Mapping[str, Any]  # its trial's
-    value: float | None = None  # the metric of the epoch before, for `Visit.last_value`
-    halvings: int = 0  # how often the samples are halved that it trains on at once
 
 
 class UnitRunner:
@@ -103,8 +90,7 @@ class UnitRunner:
         self._n_train = [size.n_train for size in spec.data.shard_sizes]
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
         self._stops = Stops()
-        self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
-        self._joined: set[JoinGang] = set()  # gangs that others lead
+        self.gangs = GangParts(spec, workload, self.shards, address, tell, self.raising)
 
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
@@ -262,7 +248,7 @@ class UnitRunner:
         clock: UnitClock,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
-        visit = self._visit(unit, binding.shard, how.value)
+        visit = visit_of(self._spec, unit, binding.shard, how.value)
         train = with_halved(self._workload, how.halvings).train
         shards = self.shards.use(binding.shard, "train")
         if binding.gang == 1:
@@ -271,17 +257,16 @@ class UnitRunner:
                 alone = train(state, shard, how.config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
-            with shards as shard, self._lead(unit, binding, how) as gang:
+            with shards as shard, self.gangs.lead(unit, binding, how) as gang:
                 began = clock.now()
-                together = self._gang_workload(how).train_gang(
+                together = self.gangs.workload(how).train_gang(
                     state, shard, how.config, visit=visit, should_stop=should_stop, gang=gang
                 )
                 return together, began
         except GangBrokenError as error:
-            self._tell(GangBroke(unit, str(error)))
+            if not should_stop():  # else the wait for the others was ended
+                self._tell(GangBroke(unit, str(error)))
             raise Reschedule from error
-        finally:
-            self._gathering.pop((unit, binding.attempt), None)
 
     def _suspend(self, visited: Visited) -> PieceRecord:
         """Keep what was trained until the unit's next turn; return how far it came."""
@@ -406,82 +391,19 @@ class UnitRunner:
         told = {"n_samples": scores.n_samples, "metrics": scores.metrics, "halved": halvings}
         return ScoredShard(replace(done, **told), scores.kept)
 
-    def _visit(self, unit: Unit, shard: int, value: float | None) -> Visit:
-        ends_epoch = unit.position == self._spec.data.n_shards - 1
-        return Visit(self._spec.seed, unit.trial, unit.epoch, shard, ends_epoch, value)
-
-    def _lead(self, unit: Unit, binding: Assignment, how: How) -> AbstractContextManager[Gang]:
-        """Form a gang: the dispatcher sends the others here, and to them how they train."""
-        attempt, packed = binding.attempt, b64encode(cloudpickle.dumps(how)).decode()
-        return lead_gang(
-            get_address_host(self._address),
-            size=binding.gang,
-            gather=lambda port: self._tell(
-                messages.GangGathers(unit, self._address, attempt, port, packed)
-            ),
-            waits=partial(self._gathering.__setitem__, (unit, attempt)),
-            **self._gang(unit, attempt),
-        )
-
-    def join(self, call: JoinGang, begin: Callable[[Callable[[], None]], object]) -> None:
-        """Train in a gang that another worker leads, in the thread that `begin` gives it."""
-        self._joined.add(call)
-        begin(partial(self._join, call))
-
-    def _join(self, call: JoinGang) -> None:
-        """Train in a gang that another worker leads. The leader is told what goes wrong."""
-        use_torch(self._spec.threads, self._spec.dtype)
-        about = {**self._gang(call.unit, call.attempt), "worker": self.raising.worker}
-        try:
-            self.raising.check_gpu()
-            how: How = cloudpickle.loads(b64decode(call.how))
-            with (
-                own_streams(),
-                self.shards.use(call.shard, "train") as shard,
-                join_gang(call.host, call.port, rank=call.rank, size=call.size, **about) as gang,
-                process_stays(),
-            ):
-                self._gang_workload(how).train_gang(
-                    None,
-                    shard,
-                    how.config,
-                    visit=self._visit(call.unit, call.shard, how.value),
-                    should_stop=never,
-                    gang=gang,
-                )
-        except Exception as error:  # the leader has it too, and says what became of the unit
-            self.raising.relieve_of(error)
-            logger.debug("rank %d of the gang of %s", call.rank, call.unit, exc_info=True)
-        finally:
-            self._joined.discard(call)
-
-    def abandon(self, order: messages.AbandonGang) -> None:
-        """End the wait of a gang's leader: one of the others will not come."""
-        give_up = self._gathering.get((order.unit, order.attempt))
-        if give_up is not None:
-            threading.Thread(target=give_up, name="dagsel-gang", daemon=True).start()
-
-    def _gang(self, unit: Unit, attempt: int) -> dict[str, Any]:
-        name = f"{unit.trial}-{unit.epoch}-{unit.position}-{attempt}"
-        timeout_s, secret = self._spec.gang_timeout_s, self._spec.secret
-        return {"name": name, "timeout_s": timeout_s, "secret": secret}
-
-    def _gang_workload(self, how: How) -> GangWorkload:
-        workload = with_halved(self._workload, how.halvings)
-        assert isinstance(workload, GangWorkload), "checked before the trial began"
-        return workload
-
     def is_idle(self) -> bool:
         """Whether no training unit runs, nor a part of a gang's."""
-        return not self._stops.are_training() and not self._joined
+        return not self._stops.are_training() and not self.gangs.joined
 
     def stop(self, order: messages.StopUnit) -> None:
         """Stop a unit at its next batch, or before its first."""
         self._stops.tell(order.unit, order.attempt)
+        self.gangs.abandon(order.unit, order.attempt, "told to stop")
 
     def stop_all(self) -> None:
         """Stop what trains at its next batch, and let nothing begin any more."""
         self._stops.tell_all()
+        self.gangs.abandon_all("told to stop")
 
     def drop(self, shard: int) -> None:
         """Forget a shard."""

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import NothingTrainedError
-from dagsel.execution.run_spec import StoredResult
+from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.messages import Assignment, PieceRecord, StoredState, UnitRecord
 from dagsel.state import State
-from dagsel.workloads.base import Trained
+from dagsel.workloads.base import Trained, Visit
 
 Work = TypeVar("Work", UnitRecord, PieceRecord)
 
@@ -32,6 +32,12 @@ class UnitClock:
     def now(self) -> float:
         """Seconds since the epoch."""
         return self.start + (time.monotonic() - self._began)
+
+
+def visit_of(spec: RunSpec, unit: Unit, shard: int, value: float | None) -> Visit:
+    """Return a unit's visit of a shard; `value` is the metric of the epoch before."""
+    ends_epoch = unit.position == spec.data.n_shards - 1
+    return Visit(spec.seed, unit.trial, unit.epoch, shard, ends_epoch, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,9 +326,9 @@ class TrainingPlugin(WorkerPlugin):
             case messages.ForgetState(unit):
                 self.units.forget(unit)
             case messages.JoinGang():
-                self.units.join(order, partial(begin_training, self._worker))
-            case messages.AbandonGang():
-                self.units.abandon(order)
+                self.units.gangs.join(order, partial(begin_training, self._worker))
+            case messages.AbandonGang(unit, attempt, reason):
+                self.units.gangs.abandon(unit, attempt, reason)
             case messages.WorkerLost(address):
                 # Dask ends calls to a lost worker when it hears of the loss. One that begins in
                 # that moment tries on for 30 s, and so long a unit waits for its state.

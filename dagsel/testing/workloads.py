@@ -364,15 +364,20 @@ def in_gang(
     >>> in_gang(3, lambda gang: (gang.rank, gang.agree(gang.rank == 0)))
     [(0, True), (1, True), (2, True)]
     """
-    port: Future[int] = Future()
+    ports = [Future[int]() for _ in range(size)]
     called = name or f"thread gang {next(_numbers)}"
     options: dict[str, Any] = {"size": size, "name": called, "timeout_s": timeout_s}
 
+    def call(number: int, port: int) -> None:
+        ports[number].set_result(port)
+
     def rank(number: int) -> _T:
         if number == 0:
-            with lead_gang("127.0.0.1", gather=port.set_result, **options) as gang:
+            with lead_gang("127.0.0.1", call=call, come_within_s=timeout_s, **options) as gang:
                 return body(gang)
-        with join_gang("127.0.0.1", port.result(), rank=number, **options) as gang:
+        with join_gang(
+            "127.0.0.1", ports[number].result(timeout_s), rank=number, **options
+        ) as gang:
             return body(gang)
 
     with ThreadPoolExecutor(size) as pool:

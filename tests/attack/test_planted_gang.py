@@ -16,8 +16,9 @@ import pytest
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import GangBrokenError, TrainingError
+from dagsel.execution.gang_parts import How
 from dagsel.execution.run_spec import RunSpec
-from dagsel.execution.unit_runner import How, UnitRunner
+from dagsel.execution.unit_runner import UnitRunner
 from dagsel.messages import JoinGang
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -64,14 +65,14 @@ def test_a_rank_does_not_unpickle_what_its_leader_sends(tmp_path: Path, mark: Pa
     )
     runner.load(0)
 
-    def join(port: int) -> None:
+    def join(rank: int, port: int) -> None:
         how = base64.b64encode(cloudpickle.dumps(How({}))).decode()
         call = JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how)
-        runner.join(call, lambda train: threading.Thread(target=train, daemon=True).start())
+        runner.gangs.join(call, lambda train: threading.Thread(target=train, daemon=True).start())
 
     def lead() -> None:
         about: Any = {"name": "0-1-0-1", "secret": spec.secret, "timeout_s": 20.0}
-        with lead_gang("127.0.0.1", size=2, gather=join, **about) as gang:
+        with lead_gang("127.0.0.1", size=2, call=join, **about) as gang:
             gang.send(cloudpickle.dumps(Mark(mark)))
             gang.agree(True)
 

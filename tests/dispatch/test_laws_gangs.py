@@ -70,7 +70,8 @@ def test_a_gang_starts_as_soon_as_enough_processes_with_a_shard_are_free(
     assert len({host.process or host.worker for host in chosen}) == size
     assert all(host.holds(choice.shard) and need >> choice.shard & 1 for host in chosen)
     assert all(free_at[host.worker] <= choice.start_s for host in chosen)
-    assert home not in choice.workers or choice.workers[0] == home
+    of_process = {host.worker: host.process or host.worker for host in chosen}
+    assert list(choice.workers) == sorted(choice.workers, key=lambda w: (of_process[w], w))
 
 
 @BUSY

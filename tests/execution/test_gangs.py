@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,39 @@ def test_a_gang_does_not_wait_for_a_member_that_was_lost_before_it_gathered(
             Path(config["go"]).touch()
             heard = listen(engine, until=is_over)
             assert of(TrialReport, heard) == []
+
+
+def test_gangs_of_two_searches_do_not_wait_for_each_other(
+    client: Client, digits: ShardedDataset, tmp_path: Path
+) -> None:
+    """Two trials of each have their states on different workers as their gangs begin."""
+    n_epochs, workload = 3, SyntheticWorkload(seconds=0.02, n_batches=2)
+    patience: Any = {"dispatch": {"max_strikes": 1}, "spec": {"gang_timeout_s": 2.0}}
+    with ExitStack() as ending:
+        engines = [
+            ending.enter_context(
+                engine_for(client, digits, workload, str(tmp_path / name), **patience)
+            )
+            for name in "ab"
+        ]
+        for engine in engines:
+            alone = [Chain(trial, range(1, 2), N_SHARDS, evaluate=False) for trial in range(2)]
+            engine.submit(Round(1, tuple(alone)), {0: {}, 1: {}})
+        for engine in engines:
+            listen(engine, until=lambda heard: len(done(heard)) == 2 * N_SHARDS)
+        for engine in engines:
+            for trial in range(2):
+                engine.tell(TrialAllowed(trial, 2, None, 1))
+            epochs = range(2, n_epochs + 1)
+            chains = [Chain(trial, epochs, N_SHARDS, evaluate=False) for trial in range(2)]
+            engine.submit(Round(2, tuple(chains)), {0: {}, 1: {}})
+        n_units = 2 * N_SHARDS * (n_epochs - 1)
+        for engine in engines:
+            heard = listen(
+                engine, until=lambda heard: len(done(heard)) == n_units or of(TrialReport, heard)
+            )
+            assert of(TrialReport, heard) == []
+            assert {len(unit.members) for unit in of(UnitRecord, heard)} == {1}
 
 
 def net(config: dict[str, Any]) -> torch.nn.Module:

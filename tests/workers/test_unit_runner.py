@@ -8,10 +8,12 @@ from __future__ import annotations
 import errno
 import math
 import operator
+import socket
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -24,16 +26,18 @@ import numpy as np
 import pytest
 from distributed import Reschedule
 
+from dagsel.dispatch.events import UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError, OutOfMemoryError
 from dagsel.execution import raising, state_cache
+from dagsel.execution.gang_parts import How
 from dagsel.execution.raising import Raising, StoreFailedError
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.unit_runner import How, UnitRunner
+from dagsel.execution.unit_runner import UnitRunner
 from dagsel.messages import (
     AbandonGang,
     Assignment,
-    GangGathers,
+    GangCalls,
     JoinGang,
     Note,
     PieceRecord,
@@ -369,6 +373,10 @@ class Ranks(SyntheticWorkload):
         self.told.append((config, visit.last_value))
 
 
+def begin(train: Callable[[], None]) -> None:
+    threading.Thread(target=train, daemon=True).start()
+
+
 def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Path) -> None:
     workers = Workers(tmp_path, n_batches=1)
     workers.workload = Ranks()
@@ -378,22 +386,50 @@ def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Pa
 
     def abandon(notice: Any) -> None:
         workers.told.append(notice)
-        if isinstance(notice, GangGathers):
-            leader.abandon(AbandonGang(unit, 1))
+        if isinstance(notice, GangCalls):
+            leader.gangs.abandon(unit, 1, "a test")
 
-    leader._tell = abandon
+    leader.gangs._tell = abandon
     with pytest.raises(Reschedule):
         leader.train(unit, Assignment(shard=0, gang=2), {"lr": 0.5}, state, 0.25)
-    (call,) = (told for told in workers.told if isinstance(told, GangGathers))
+    (call,) = (told for told in workers.told if isinstance(told, GangCalls))
     about: Any = {"name": "0-2-0-1", "secret": workers.spec.secret, "timeout_s": 20.0}
 
-    def gather(port: int) -> None:
-        call_member = JoinGang(unit, 1, 0, 1, 2, "127.0.0.1", port, call.how)
-        member.join(call_member, lambda train: threading.Thread(target=train, daemon=True).start())
+    def call_it(rank: int, port: int) -> None:
+        member.gangs.join(JoinGang(unit, 1, 0, rank, 2, "127.0.0.1", port, call.how), begin)
 
-    with lead_gang("127.0.0.1", size=2, gather=gather, **about):
+    with lead_gang("127.0.0.1", size=2, call=call_it, **about):
         wait_until(member.is_idle, "the rank to end")
     assert workers.workload.told == [({"lr": 0.5}, 0.25)]
+
+
+def test_a_leader_that_is_told_to_stop_waits_for_no_other(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Ranks()
+    leader = workers.come("tcp://127.0.0.1:1")
+
+    def stop(notice: Any) -> None:
+        workers.told.append(notice)
+        if isinstance(notice, GangCalls):
+            leader.stop(StopUnit(UNIT, 1))
+
+    leader.gangs._tell = stop
+    with pytest.raises(Reschedule):
+        leader.train(UNIT, Assignment(shard=0, gang=2), {}, None)
+    assert [type(told) for told in workers.told] == [UnitTrains, GangCalls]  # it has not broken
+
+
+def test_a_worker_that_cannot_join_a_gang_says_why(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Ranks()
+    how = b64encode(cloudpickle.dumps(How({}))).decode()
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    call = JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how)
+    workers.come("tcp://127.0.0.1:2").gangs.join(call, lambda train: train())
+    (lacks,) = workers.told
+    assert (lacks.unit, lacks.attempt) == (UNIT, 1)
+    assert f"its leader at 127.0.0.1:{port} is not there" in lacks.reason
 
 
 def test_memory_that_ran_out_on_a_member_of_a_gang_is_that_of_its_worker(tmp_path: Path) -> None:
@@ -408,13 +444,12 @@ def test_memory_that_ran_out_on_a_member_of_a_gang_is_that_of_its_worker(tmp_pat
     how = b64encode(cloudpickle.dumps(How({}))).decode()
     about: Any = {"name": "0-1-0-1", "secret": workers.spec.secret, "timeout_s": 20.0}
 
-    def gather(port: int) -> None:
-        call = JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how)
-        member.join(call, lambda train: threading.Thread(target=train, daemon=True).start())
+    def call_it(rank: int, port: int) -> None:
+        member.gangs.join(JoinGang(UNIT, 1, 0, rank, 2, "127.0.0.1", port, how), begin)
 
     def lead() -> None:
         with leader.raising.telling(UNIT, {}, 0):
-            with lead_gang("127.0.0.1", size=2, gather=gather, **about) as gang:
+            with lead_gang("127.0.0.1", size=2, call=call_it, **about) as gang:
                 gang.agree(True)
 
     with pytest.raises(OutOfMemoryError, match="asked for in unit 1 of epoch 1, on worker w2: "):
@@ -690,7 +725,7 @@ def test_a_worker_to_which_cuda_is_of_no_use_restarts_and_gives_its_units_back(
     workers, restarted = Workers(tmp_path, n_batches=1), list[int]()
     worker = workers.come("a")
     who: Any = {"worker": "0", "address": "a", "restart": lambda: restarted.append(1)}
-    worker.raising = Raising(workers.workload, workers.told.append, **who)
+    worker.raising = worker.gangs._raising = Raising(workers.workload, workers.told.append, **who)
 
     def fail() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered\nSearch for it in the docs")
@@ -705,8 +740,9 @@ def test_a_worker_to_which_cuda_is_of_no_use_restarts_and_gives_its_units_back(
         with pytest.raises(Reschedule), worker.raising.telling(UNIT, {}, 0):
             run()
     call = JoinGang(UNIT, attempt=1, shard=0, rank=1, size=2, host="nowhere", port=0, how="")
-    worker.join(call, lambda train: train())
-    note, leaves = workers.told
+    worker.gangs.join(call, lambda train: train())
+    note, leaves, lacks = workers.told
+    assert isinstance(lacks, AbandonGang)
     assert (leaves, restarted) == (WorkerLeaves("a"), [1])
     assert note.text.startswith("worker 0 at a restarts, since CUDA refuses all that its process")
     assert note.text.endswith("of a trial: CUDA error: device-side assert triggered")

@@ -68,28 +68,47 @@ def test_a_model_that_somebody_holds_does_not_keep_the_others_waiting() -> None:
     assert time.monotonic() - began < 20
 
 
+def call_nobody(rank: int, port: int) -> None:
+    """Call no rank."""
+
+
 def test_a_rank_that_does_not_come_is_named_and_the_next_gang_works() -> None:
+    about: dict[str, Any] = {"size": 2, "name": "a", "timeout_s": 60, "come_within_s": 0.2}
     with pytest.raises(GangBrokenError, match=r"rank 1 did not come within 0\.2 s"):
-        with lead_gang(HERE, size=2, name="a", timeout_s=0.2, gather=lambda port: None):
+        with lead_gang(HERE, call=call_nobody, **about):
             raise AssertionError("a gang without its rank 1")
     assert in_gang(2, add_ranks, name="a") == [3.0, 3.0]
 
 
-def test_a_wait_that_is_given_up_is_not_said_to_have_lasted() -> None:
-    waits: list[Callable[[], None]] = []
-    with pytest.raises(GangBrokenError, match="rank 1 did not come in time"):
-        with lead_gang(
-            HERE, size=2, name="a", timeout_s=60, gather=lambda port: waits[0](),
-            waits=waits.append,
-        ):  # fmt: skip
+def test_a_wait_that_is_ended_says_why() -> None:
+    waits: list[Callable[[str], None]] = []
+    about: dict[str, Any] = {"size": 2, "name": "a", "timeout_s": 60, "waits": waits.append}
+    with pytest.raises(GangBrokenError, match="rank 1 did not come: its worker was lost"):
+        with lead_gang(HERE, call=lambda *_: waits[0]("its worker was lost"), **about):
             raise AssertionError("a gang without its rank 1")
 
 
-def test_who_came_is_let_go_when_another_does_not_come() -> None:
+def test_a_gang_that_has_come_is_not_broken_by_the_end_of_a_wait() -> None:
+    waits: list[Callable[[str], None]] = []
+    about: dict[str, Any] = {"size": 1, "name": "a", "timeout_s": 60, "waits": waits.append}
+    with lead_gang(HERE, call=call_nobody, **about) as gang:
+        waits[0]("its worker was lost")
+        assert isinstance(gang._rendezvous, RendezvousServer)
+        with closing(RendezvousClient(HERE, gang._rendezvous.port, "a", 60)) as client:
+            assert client.get("all", 60) == b""
+
+
+def test_a_rank_is_called_when_those_before_it_have_come() -> None:
+    """So gangs that take their workers in one order never wait for each other."""
     ports: queue.Queue[int] = queue.Queue()
+    called: list[int] = []
+
+    def call(rank: int, port: int) -> None:
+        called.append(rank)
+        ports.put(port)
 
     def lead() -> None:
-        with lead_gang(HERE, size=3, name="b", timeout_s=0.5, gather=ports.put):
+        with lead_gang(HERE, size=3, name="b", timeout_s=60, call=call, come_within_s=0.5):
             raise AssertionError("a gang without its rank 2")
 
     def join() -> None:
@@ -97,10 +116,16 @@ def test_who_came_is_let_go_when_another_does_not_come() -> None:
             raise AssertionError("a gang without its rank 2")
 
     with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(lead)
+        with pytest.raises(GangBrokenError, match="rank 1 did not come"):
+            leader.result()
+        assert called == [1]
+        ports.get()
         ranks = [pool.submit(lead), pool.submit(join)]
     for rank, says in zip(ranks, ("rank 2 did not come", "its leader has left"), strict=True):
         with pytest.raises(GangBrokenError, match=says):
             rank.result()
+    assert called == [1, 1, 2]
     assert in_gang(3, add_ranks, name="b") == [6.0] * 3
 
 
@@ -130,14 +155,14 @@ def test_who_waits_when_the_meeting_ends_hears_that_it_has_ended(
 def test_a_leader_that_is_not_there_or_another_gang_is_no_gang() -> None:
     ports: list[int] = []
 
-    def gather(port: int) -> None:
+    def call(rank: int, port: int) -> None:
         ports.append(port)
         with pytest.raises(GangBrokenError, match="has left"):
             with join_gang(HERE, port, rank=1, size=2, name="other", timeout_s=60):
                 raise AssertionError("one that does not know the name")
 
     with pytest.raises(GangBrokenError, match="did not come"):
-        with lead_gang(HERE, size=2, name="own", timeout_s=0.2, gather=gather):
+        with lead_gang(HERE, size=2, name="own", timeout_s=60, call=call, come_within_s=0.2):
             raise AssertionError("a gang without its rank 1")
     with pytest.raises(GangBrokenError, match="is not there"):
         with join_gang(HERE, ports[0], rank=1, size=2, name="own", timeout_s=60):
@@ -326,7 +351,7 @@ def train_with_a_process(work: TorchWorkload, n_epochs: int, timeout_s: float) -
 
     with rank_1(as_rank_1) as start:
         options: dict[str, Any] = {"size": 2, "name": "two", "timeout_s": timeout_s}
-        with lead_gang(HERE, gather=start, **options) as gang:
+        with lead_gang(HERE, call=start, **options) as gang:
             state, units = work.init({}, seed=0), []
             for epoch in range(1, n_epochs + 1):
                 units.append(
@@ -343,7 +368,7 @@ class rank_1:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         self._body = cloudpickle.dumps(body)
 
-    def __enter__(self) -> Callable[[int], None]:
+    def __enter__(self) -> Callable[[int, int], None]:
         program = (
             "import sys, cloudpickle; read = sys.stdin.buffer; body = cloudpickle.load(read);"
             "print('ready', flush=True); body(int(read.readline()))"
@@ -358,7 +383,7 @@ class rank_1:
         self._pipe(self._body)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
-        return lambda port: self._pipe(b"%d\n" % port)
+        return lambda rank, port: self._pipe(b"%d\n" % port)
 
     def __exit__(self, *_: Any) -> None:
         self._process.communicate(timeout=60)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -63,8 +64,9 @@ class Gang:
 
     Examples
     --------
-    >>> gather = [].append  # is called with the port at which the other ranks come
-    >>> with lead_gang("127.0.0.1", size=1, name="3", timeout_s=5.0, gather=gather) as gang:
+    >>> calls = []  # of the other ranks, to the port at which the leader waits
+    >>> call = lambda rank, port: calls.append((rank, port))
+    >>> with lead_gang("127.0.0.1", size=1, name="3", timeout_s=5.0, call=call) as gang:
     ...     total = gang.total(np.array([1.0, 2.0])).tolist()
     ...     state = gang.broadcast(State.pack({}, {"step": 1}))
     ...     gang.send(b"done")  # the others call gang.receive()
@@ -244,32 +246,45 @@ def lead_gang(
     size: int,
     name: str,
     timeout_s: float,
-    gather: Callable[[int], object],
+    call: Callable[[int, int], object],
     secret: str = "",
-    waits: Callable[[Callable[[], None]], object] = lambda give_up: None,
+    come_within_s: float = threading.TIMEOUT_MAX,
+    waits: Callable[[Callable[[str], None]], object] = lambda end: None,
 ) -> Iterator[Gang]:
     """Form a gang as its rank 0, for the duration of the block.
 
-    The others reach it at `host`, at the port that `gather` is called with; those that do not know
-    name and secret are refused. `waits` is called first, with a function that ends the wait: for
-    use when a rank will not come. Raises a `GangBrokenError` if a rank does not come, or leaves.
+    `call` is called with each other rank and the port of `host` at which it is waited for, a rank
+    only when those before it have come: so gangs that take their workers in one order never wait
+    for each other. Those that do not know name and secret are refused. A rank whose worker trains
+    something else comes when that has ended: each is waited for `come_within_s`. `waits` is called
+    first, with what ends the wait and takes the reason. Raises a `GangBrokenError` if a rank does
+    not come, or leaves.
 
     Examples
     --------
-    >>> ports = []
-    >>> with lead_gang("127.0.0.1", size=1, name="3", timeout_s=5.0, gather=ports.append) as gang:
-    ...     gang.agree(True), gang.rank, len(ports)
-    (True, 0, 1)
+    >>> calls = []
+    >>> call = lambda rank, port: calls.append(rank)
+    >>> with lead_gang("127.0.0.1", size=1, name="3", timeout_s=5.0, call=call) as gang:
+    ...     gang.agree(True), gang.rank, calls
+    (True, 0, [])
     """
-    deadline = time.monotonic() + timeout_s
     with closing(RendezvousServer(host, f"{secret}{name}")) as rendezvous:
-        waits(rendezvous.close)
-        gather(rendezvous.port)
+        have_come, reasons = threading.Event(), list[str]()
+
+        def end(reason: str) -> None:
+            if not have_come.is_set():
+                reasons.append(f": {reason}")
+                rendezvous.close()
+
+        waits(end)
         for rank in range(1, size):
-            if rendezvous.get(f"rank {rank}", seconds_left(deadline)) is None:
-                late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
-                raise _broken(name, 0, size, f"rank {rank} did not come {late}")
+            call(rank, rendezvous.port)
+            if rendezvous.get(f"rank {rank}", come_within_s) is None:
+                (why, *_) = (*reasons, f" within {come_within_s:g} s")
+                raise _broken(name, 0, size, f"rank {rank} did not come{why}")
+        have_come.set()
         rendezvous.put("all", b"")
+        deadline = time.monotonic() + timeout_s
         with _connected(rendezvous, 0, size, name, deadline, timeout_s) as gang:
             yield gang
 
@@ -290,7 +305,6 @@ def join_gang(
 
     What the block raises is raised there too, by `worker_of` as that of `worker`.
     """
-    deadline = time.monotonic() + timeout_s
     try:
         client = RendezvousClient(host, port, f"{secret}{name}", timeout_s)
     except OSError as error:
@@ -298,11 +312,11 @@ def join_gang(
     with closing(client) as rendezvous:
         try:
             rendezvous.put(f"rank {rank}", b"")
-            called = rendezvous.get("all", seconds_left(deadline))
+            while rendezvous.get("all", timeout_s) is None:
+                pass  # the leader is there, and waits for another
         except OSError as error:
             raise _broken(name, rank, size, "its leader has left") from error
-        if called is None:
-            raise _broken(name, rank, size, f"not all have come within {timeout_s:g} s")
+        deadline = time.monotonic() + timeout_s
         with _connected(rendezvous, rank, size, name, deadline, timeout_s, worker) as gang:
             yield gang
 
