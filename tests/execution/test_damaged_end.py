@@ -57,7 +57,7 @@ def test_an_end_that_is_lost_before_it_is_scored_is_trained_anew(
 
         def lose() -> None:
             wait_until((tmp_path / "scoring").exists, "epoch 1 is scored")
-            wait_until(lambda: store.list(0)[-1] > (1, 3), "epoch 2 is trained")
+            wait_until(lambda: store.list(0)[-1:] > ((1, 3),), "epoch 2 is trained")
             (blob,) = Path(run_dir, "states/trial-000000").glob("epoch-000001-position-000003.*.s*")
             blob.write_bytes(bytes(blob.stat().st_size))
             for pid in pids:
