@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # a search whose study is in memory does without its import
 _JOURNAL = "journal://"
 _NO_URL = "none://"  # before the class of a storage that no URL opens
 _HIDDEN = "***"
+#: SQLite gives up after five seconds.
+_WAIT = "wait for who holds it longer, as by storage='sqlite:///study.db?timeout=60'"
 #: Options in the query of a database's URL whose values are no secrets.
 _HARMLESS = {"application_name", "cache", "charset", "check_same_thread", "client_encoding"}
 _HARMLESS |= {"connect_timeout", "host", "immutable", "isolation_level", "mode", "nolock", "port"}
@@ -324,9 +326,10 @@ class _Guard:
                 ):
                     raise  # of what it was given
                 text = hide(_reason(error), self._secrets)
+                cure = _WAIT if "database is locked" in text else "bring its storage back"
                 raise StudyStorageError(
-                    f"{self._what} cannot be read or written: {text}; bring its storage back, or "
-                    "give another study with study="
+                    f"{self._what} cannot be read or written: {text}; {cure}, or give another "
+                    "study with study="
                 ) from None
 
         return watched

@@ -7,7 +7,9 @@ the run goes on once the storage is back.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import dagsel
 from dagsel.errors import DagselError, StudyStorageError
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
+from dagsel.study.home import guarded
 
 N_TRIALS = 4
 
@@ -120,6 +123,17 @@ def test_a_study_that_is_lost_before_the_run_is_named(
         begin(lambda *_: None)
     assert "the run is kept" not in str(e.value)
     assert not Path(run_dir).exists()
+
+
+def test_a_database_that_another_program_holds_is_told_with_how_to_wait_longer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "held.db"
+    study = optuna.create_study(storage=f"sqlite:///{path}?timeout=0.01")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(StudyStorageError, match=r"is locked; wait .*\?timeout=60', or give"):
+            guarded(study).ask()
 
 
 @pytest.mark.parametrize("loss", ["gone", "without the study"])
