@@ -13,7 +13,7 @@ from dagsel.dispatch.units import Begun, Chain, Unit
 from dagsel.driver.protocols import States
 from dagsel.driver.scoring import Scores
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
-from dagsel.flow import DECISIONS, Clone, Decision, Flow, Reported, Stop, load_state
+from dagsel.flow import DECISIONS, Clone, Decision, Flow, Reported, Stop, Train, load_state
 from dagsel.flow.events import as_heard
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
@@ -387,9 +387,12 @@ def _decide_again(flow: Flow, turn: Turn, infeasible: Set[int], url: str) -> Non
 
 
 def _decided(decision: Decision) -> Any:
-    """Return what a decision does: the words of a version may be others."""
-    if isinstance(decision, Stop):
-        decision = replace(decision, reason="")
+    """Return what a decision does: the words and the priorities of a version may be others."""
+    match decision:
+        case Stop():
+            decision = replace(decision, reason="")
+        case Train():
+            decision = replace(decision, priority=0.0)
     return DECISIONS.encode(decision)
 
 

@@ -134,6 +134,23 @@ def test_a_flow_that_decides_otherwise_is_refused() -> None:
         catch_up(copy.deepcopy(FLOWS["asha"]), entries, "/r")
 
 
+def test_a_flow_goes_on_that_gives_trials_another_priority_now() -> None:
+    """It says which one trains first, and is none of what the flow knows."""
+
+    def earlier(entry: Entry) -> Entry:
+        if not isinstance(entry, Turn):
+            return entry
+        told = entry.decisions
+        told = tuple(replace(it, priority=7.0) if isinstance(it, Train) else it for it in told)
+        return replace(entry, decisions=told)
+
+    flow = copy.deepcopy(FLOWS["asha"])
+    entries = [earlier(entry) for entry in drive(flow, 100)]
+    again = copy.deepcopy(FLOWS["asha"])
+    catch_up(again, entries, "/r")
+    assert again.state == flow.state
+
+
 def test_what_was_decided_over_its_head_is_not_asked_again() -> None:
     entries = drive(copy.deepcopy(FLOWS["asha"]), 100)
     flow, other = copy.deepcopy(FLOWS["asha"]), copy.deepcopy(FLOWS["asha"])
