@@ -182,13 +182,17 @@ class Course:
         start of a batch system's job is billed when its worker has come. More than all workers can
         cost is billed at once then, and belongs to the time before.
         """
-        least_s = max(LEAST_S, (self.end.seconds - self.begin) / 1000)
+        lasts_s = self.end.seconds - self.begin
+        least_s = max(LEAST_S, lasts_s / 1000)
         points = [(start, self.cost(start))]
         for moment in self.moments:
             if moment.seconds - points[-1][0] >= least_s and stop - moment.seconds >= least_s:
                 points.append((moment.seconds, moment.worker_seconds))
         points.append((stop, self.cost(stop)))
-        most, allowed = max(max(it.n_workers, it.n_wanted or 0) for it in self.moments), 2.0
+        # Workers may be billed that the flow is not told of, as those that share a process.
+        mean = (self.end.worker_seconds - self.moments[0].worker_seconds) / max(lasts_s, least_s)
+        most = max(mean, *(max(it.n_workers, it.n_wanted or 0) for it in self.moments))
+        allowed = 2.0
         for at in range(len(points) - 1, 0, -1):
             (begin, before), (end, after) = points[at - 1 : at + 1]
             least = after - most * (end - begin)

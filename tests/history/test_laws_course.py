@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,13 @@ def test_no_more_workers_are_drawn_than_there_were_where_a_start_is_billed_later
     assert sum(lasts * n for _, lasts, n in bars) <= told.end.worker_seconds
     if all(job == (0, 40) for job in jobs):
         assert bars == [(float(at), 1.0, float(len(jobs))) for at in range(100)]
+
+
+@pytest.mark.parametrize("n_billed", [1, 2, 3, 8])
+def test_workers_that_share_a_process_are_drawn_as_they_are_billed(n_billed: int) -> None:
+    """The flow is told of one worker."""
+    told = Course([Moment(float(at), float(n_billed * at), 1) for at in range(9)])
+    assert [n for _, _, n in told.bars()] == [n_billed] * 8
 
 
 ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 0.0, "stop": 1.0, "hop": False}
