@@ -227,9 +227,9 @@ class InLog:
         if snapshot.dashboard and not self._has_link:
             self._has_link = True
             self._write(snapshot.seconds, dashboard_told(snapshot))
-        ended = {row.number: row for row in snapshot.rows if not row.is_live}
+        ended = snapshot.rows.ended
         for number in sorted(ended.keys() - self._ended):
-            self._write(snapshot.seconds, _end_of(ended[number], snapshot.metric))
+            self._write(snapshot.seconds, _end_of(snapshot.rows[ended[number]], snapshot.metric))
         self._ended = set(ended)
         if self._due is None:
             self._due = snapshot.seconds + self._pause_s

@@ -172,7 +172,6 @@ def command_of(message: Mapping[str, Any], snapshot: Snapshot | None) -> UserCom
     SearchError
         If it has a value that is no number where one is needed, or is no command.
     """
-    rows = {} if snapshot is None else {row.number: row for row in snapshot.rows}
     what, trial = message.get("do"), message.get("trial")
     match what, trial:
         case "stop", int():
@@ -182,7 +181,7 @@ def command_of(message: Mapping[str, Any], snapshot: Snapshot | None) -> UserCom
         case "resume", int():
             return ResumeTrial(trial)
         case "clone", int():
-            now = rows[trial].params if trial in rows else {}
+            now = {} if snapshot is None else snapshot.rows.params_of(trial)
             return CloneTrial(trial, _read(message.get("params", {}), now))
         case "add", _:
             now = {} if snapshot is None else _template(snapshot)

@@ -104,6 +104,16 @@ class Rows(Sequence[TrialRow]):
             return [TrialRow.of(trial, self.record) for trial in self.trials[at]]
         return TrialRow.of(self.trials[at], self.record)
 
+    @property
+    def ended(self) -> dict[int, int]:
+        """At which place each trial is that has ended, by its number."""
+        return {it.number: at for at, it in enumerate(self.trials) if not it.is_live}
+
+    def params_of(self, number: int) -> Mapping[str, Any]:
+        """Return the parameters of a trial; nothing if there is none of this number."""
+        trial = self.record.trials.get(number)
+        return {} if trial is None else TrialRow.of(trial, self.record).params
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -25,8 +25,9 @@ from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.messages import Turn, UnitRecord
 from dagsel.steering import SetLimits
-from dagsel.views.displays import line
+from dagsel.views.displays import InLog, line
 from dagsel.views.facts import Facts
+from dagsel.views.notebook import command_of
 from dagsel.views.progress import SPARING, SearchProgress, Terminal
 from dagsel.views.snapshot import Snapshot
 from dagsel.views.table import AROUND, IN_NOTEBOOK, notebook_table, terminal_lines
@@ -122,6 +123,13 @@ def test_of_many_trials_those_alone_are_described_that_are_shown() -> None:
     read.clear()
     line(snapshot(record))
     assert len(read) == 1  # the best one
+    read.clear()
+    log = InLog(terminal(), ended=range(4, 500))
+    log.show(snapshot(record))
+    assert read == {0, 1, 2, 3}  # those that have ended since, and the best one
+    read.clear()
+    command_of({"do": "clone", "trial": 3, "params": {"lr": "0.2"}}, snapshot(record))
+    assert len(read) <= 2
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (44, 12)])
