@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Decision, Finish, Flow, Stop, Traits
+from dagsel.flow import Context, Decision, Finish, Flow, Stop, Traits, WorkersChanged
 from dagsel.flows.drawing import Drawing, check_counts
 from dagsel.planning.budget import Budget, read_budget, to_seconds
 from dagsel.planning.nodes import nodes_for
@@ -88,7 +88,8 @@ class Spending(Protocol):
     context: Context
     n_workers: int  # that are there
     n_wanted: int  # that were asked for
-    n_billed: int  # the most that cost something since the last event that has a time
+    seconds: float  # when that was known
+    n_billed: int  # the most that cost something since then
     spent: float  # worker-seconds until then
 
 
@@ -100,11 +101,14 @@ def n_billed(state: Spending) -> int:
     return nodes_for(state.n_workers, capacity.node_size)
 
 
-def note_workers(state: Spending, n_workers: int) -> None:
+def note_workers(state: Spending, event: WorkersChanged) -> None:
     """Note how many workers are there; the start of a job costs as much as that of the first."""
     before, context = n_billed(state), state.context
-    state.n_workers = n_workers
+    state.n_workers = event.n_workers
     if not context.capacity.bills_requests:
+        if event.seconds is not None:
+            state.spent += state.n_billed * (event.seconds - state.seconds)
+            state.seconds, state.n_billed = event.seconds, 0
         there = nodes_for(context.n_workers, context.capacity.node_size)
         start_s = context.worker_seconds / max(1, there)
         state.spent += max(0, n_billed(state) - before) * start_s

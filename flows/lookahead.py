@@ -195,7 +195,7 @@ class Lookahead(BudgetedFlow):
                 return self._go_on_without(trial)
             case WorkersChanged(n_workers):
                 is_lost = n_workers < min(state.n_workers, state.n_wanted)
-                note_workers(state, n_workers)
+                note_workers(state, event)
                 is_paid = state.context.capacity.bills_requests
                 if is_paid and n_workers <= state.n_wanted:  # those that were released are gone
                     state.n_billed = state.n_wanted

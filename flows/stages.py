@@ -241,7 +241,7 @@ class StagedSearch(BudgetedFlow):
             case WorkersChanged(n_workers):
                 # Lost workers are asked for again: they cost nothing since, so the plan can pay.
                 is_lost = n_workers < min(state.n_workers, state.n_wanted)
-                note_workers(state, n_workers)
+                note_workers(state, event)
                 again: list[Decision] = [Scale(state.n_wanted)] if is_lost else []
                 if state.pausing:
                     return again

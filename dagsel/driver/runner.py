@@ -403,7 +403,7 @@ class Runner:
     def _watch(self) -> None:
         """Tell the flow of workers and of the time."""
         if self.engine.n_workers not in (0, self.record.n_workers):
-            self._tell(WorkersChanged(self.engine.n_workers))
+            self._tell(WorkersChanged(self.engine.n_workers, self._clock.seconds))
         wake_at, clock = self.record.wake_at, self._clock
         if wake_at is not None and clock.seconds >= wake_at and not clock.are_over:
             self._tell(Tick(clock.seconds))

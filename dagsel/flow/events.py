@@ -133,14 +133,17 @@ class WorkersChanged:
     ----------
     n_workers
         How many are there now.
+    seconds
+        Time since the run began; None in runs of older versions.
 
     Examples
     --------
-    >>> WorkersChanged(7)
-    WorkersChanged(n_workers=7)
+    >>> WorkersChanged(7, seconds=12.5).n_workers
+    7
     """
 
     n_workers: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

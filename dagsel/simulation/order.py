@@ -79,5 +79,7 @@ def decision_log(
         event = turn.event
         if isinstance(event, Reported):
             event = replace(event, seconds=0.0, metrics={}, switches=())
+        elif isinstance(event, WorkersChanged):
+            event = replace(event, seconds=None)
         log.append((event, turn.decisions))
     return log

@@ -221,7 +221,7 @@ class World:
 
     def _staff(self, n_workers: int) -> WorkersChanged:
         self.n_workers = n_workers
-        return WorkersChanged(n_workers)
+        return WorkersChanged(n_workers, float(self.seconds))
 
     def _runs(self, trial: LiveTrial) -> bool:
         return trial.trains and trial.gang <= max(1, self.n_workers)

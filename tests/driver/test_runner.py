@@ -261,10 +261,10 @@ def test_the_flow_hears_of_workers_but_never_of_none() -> None:
         return change
 
     def answer(event: Event) -> list[Decision]:
-        return [Finish()] if event == WorkersChanged(5) else []
+        return [Finish()] if isinstance(event, WorkersChanged) and event.n_workers == 5 else []
 
     done = search([Wake(1e9)], answer, *map(become, (0, 2, 3, 0, 3, 5)))
-    assert done.events == [WorkersChanged(3), WorkersChanged(5)]
+    assert done.events == [WorkersChanged(3, seconds=0.0), WorkersChanged(5, seconds=0.0)]
 
 
 def test_the_flow_is_woken_when_it_wants_to_be_and_once() -> None:

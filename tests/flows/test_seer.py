@@ -522,6 +522,18 @@ def test_jobs_that_wait_in_a_queue_use_up_no_budget(flow: SEER | Lookahead, size
     assert flow.state.spent == (85.0 + 3 * 10.0 + 10.0) * size
 
 
+@pytest.mark.parametrize("flow", [SEER(600, 1200, min_stage=10), Lookahead(600, 1200)])
+def test_jobs_cost_something_from_when_they_come_until_they_go(flow: SEER | Lookahead) -> None:
+    """And not since the last epoch or pause, which may have been long before."""
+    flow = flow.fresh()
+    flow.start(Context(1, capacity=ClusterCapacity(8, 60.0, bills_requests=False)))
+    flow.handle(Asked(tuple(range(16))))
+    flow.handle(WorkersChanged(8, seconds=50.0))
+    flow.handle(WorkersChanged(2, seconds=60.0))
+    flow.handle(Reported(0, 1, 0.5, {}, 70.0))
+    assert flow.state.spent == 50.0 + 8 * 10.0 + 2 * 10.0
+
+
 def test_more_workers_for_a_trial_than_there_can_be_are_refused() -> None:
     flow = SEER("60 s", 1200, min_workers_per_trial=4)
     with pytest.raises(SearchError, match="min_workers_per_trial=4, and the cluster can have 2"):

@@ -230,7 +230,9 @@ def test_a_worker_that_dies_loses_its_unit_and_no_other() -> None:
     assert run.timeline().query("worker == 'worker-2'")["stop"].max() <= 100.0
     assert run.seconds > whole.seconds
     told = [turn.event for turn in read_turns(run.journal)]
-    assert [event for event in told if isinstance(event, WorkersChanged)] == [WorkersChanged(3)]
+    assert [event for event in told if isinstance(event, WorkersChanged)] == [
+        WorkersChanged(3, seconds=100.0)
+    ]
     assert run.leaderboard(99).equals(whole.leaderboard(99))
 
 
