@@ -59,10 +59,12 @@ class StagedSearch(BudgetedFlow):
 
     The ends of the stages are counted from the beginning of the run, and a pause begins earlier by
     the time that the longest one took so far (longer if there are more trials on a worker now): if
-    something is slower than planned, the stage is shorter, but its end does not move. A search of
-    one stage pauses halfway to see how long a pause takes. A trial that has reached `max_epochs` is
-    complete, and leaves its place; if the search `refills`, another one is drawn in it. So is one
-    in the place of one that fails in the first stage, as often as that has trials.
+    something is slower than planned, the stage is shorter, but its end does not move. Where jobs
+    wait in a queue, which costs nothing, a stage ends sooner if later ones could not be paid else,
+    and the last one when all is spent. A search of one stage pauses halfway to see how long a pause
+    takes. A trial that has reached `max_epochs` is complete, and leaves its place; if the search
+    `refills`, another one is drawn in it. So is one in the place of one that fails in the first
+    stage, as often as that has trials.
     """
 
     #: Whether others are drawn for places that are free, such as those of complete trials.
@@ -264,9 +266,15 @@ class StagedSearch(BudgetedFlow):
             return state.measures_at
         end, n_trials = self.now.ends[state.stage], len(state.trials)
         pause_s = max(state.pause_s, state.trial_s * n_trials / max(1, state.n_wanted))
-        if self.next_stage is None:  # the last stage pays for what the others cost too much
+        is_last, is_paid = self.next_stage is None, state.context.capacity.bills_requests
+        if is_last and not is_paid:  # jobs that came late have left some of the budget
+            end = self.deadline_s
+        if is_last or not is_paid:  # the last stage pays for what the others cost too much
+            later = self.now.stages[state.stage + 1 :]
             left = self.cost.worker_seconds - state.spent
+            left -= sum(stage.seconds * stage.n_workers for stage in later)
             end = min(end, state.seconds + left / max(1, n_billed(state)))
+        if is_last:
             if state.paused_at is None:  # how long a pause takes is not known yet
                 return (state.seconds + end) / 2
             pause_s = max(pause_s, LAST_PAUSE * self.deadline_s)

@@ -534,6 +534,35 @@ def test_jobs_cost_something_from_when_they_come_until_they_go(flow: SEER | Look
     assert flow.state.spent == 50.0 + 8 * 10.0 + 2 * 10.0
 
 
+QUEUE = ClusterCapacity(8, 60.0, bills_requests=False)
+
+
+def test_jobs_that_come_early_leave_the_later_stages_their_budget() -> None:
+    """A stage of 8 workers that was to wait for them for a minute used up all of it."""
+    flow = SEER(600, 700)
+    (plan,) = of(Plan, flow.start(Context(1, capacity=QUEUE)))
+    first = plan.stages[0]
+    assert (first.begins_s, first.n_workers) == (60.0, 8)
+    flow.handle(Asked(tuple(range(16))))
+    (wake,) = of(Wake, flow.handle(WorkersChanged(8, seconds=1.0)))
+    assert 1.0 + 8 * (wake.seconds - 1.0) == pytest.approx(first.seconds * first.n_workers)
+
+
+def test_jobs_that_never_come_leave_the_last_stage_their_budget() -> None:
+    flow, at, n_drawn = SEER(600, 700), 0.0, 0
+    decisions = flow.start(Context(1, capacity=QUEUE))
+    while not of(Finish, decisions):
+        if asks := of(Ask, decisions):
+            n = sum(ask.n for ask in asks)
+            decisions += flow.handle(Asked(tuple(range(n_drawn, n_drawn + n))))
+            n_drawn += n
+        at = of(Wake, decisions)[-1].seconds
+        decisions = flow.handle(Tick(at))
+        for pause in of(Pause, decisions):
+            decisions = flow.handle(Paused(pause.trial, 0.5, at, value=float(pause.trial)))
+    assert 590 < at < 600  # with one worker it lasts for longer than the time
+
+
 def test_more_workers_for_a_trial_than_there_can_be_are_refused() -> None:
     flow = SEER("60 s", 1200, min_workers_per_trial=4)
     with pytest.raises(SearchError, match="min_workers_per_trial=4, and the cluster can have 2"):
