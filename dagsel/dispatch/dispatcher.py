@@ -115,6 +115,17 @@ class Dispatcher:
         binding = self.bindings.get(unit)
         return None if binding is None else binding.worker
 
+    def trial_on(self, worker: Worker) -> tuple[int, tuple[int, int | None] | None] | None:
+        """Return the trial that a worker runs; with how many bytes, of how many, it has filled it.
+
+        A unit that is bound there and does not train has filled nothing: another run's may have.
+        """
+        host = self.workers.get(worker)
+        if host is None or not host.bound:
+            return None
+        trains = [unit for unit in host.bound if self.bindings[unit].trains_s is not None]
+        return (trains or host.bound)[0].trial, host.filled if trains else None
+
     def holds(self, worker: Worker, shard: int) -> bool:
         """Whether the worker holds the shard."""
         return worker in self.workers and self.workers[worker].holds(shard)

@@ -228,10 +228,9 @@ class DispatchPlugin(SchedulerPlugin):
                 case events.WorkerAdded(of) | events.WorkerRemoved(of) if of == worker:
                     known = isinstance(event, events.WorkerAdded)
         if known:
-            host = self.dispatcher.workers.get(worker)
-            if host is not None and host.bound and not expected:
-                told = lost_under(host.bound[0].trial, worker, host.filled)
-                self._report(messages.Note(told))
+            if not expected and (ran := self.dispatcher.trial_on(worker)) is not None:
+                trial, filled = ran
+                self._report(messages.Note(lost_under(trial, worker, filled)))
             for other in self.scheduler.workers.keys() - {worker}:
                 self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():

@@ -250,6 +250,7 @@ def test_a_unit_that_has_filled_its_workers_memory_fails_at_once(trains: bool) -
     if trains:
         dispatcher.handle(UnitTrains(unit, "a"), now_s=1.0)
     dispatcher.handle(MemoryFilled("a", 95, 100), now_s=2.0)
+    assert dispatcher.trial_on("a") == (0, (95, 100) if trains else None)
     told = dispatcher.handle(WorkerRemoved("a"), UnitReady(unit), now_s=3.0)
     failed = [each for each in told if isinstance(each, FailTrial)]
     assert [each.filled for each in failed] == [(unit, "a", 95, 100)] * trains
