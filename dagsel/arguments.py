@@ -21,6 +21,7 @@ from dagsel.checks import choice, flag, number, short_traceback, shown, takes, w
 from dagsel.console import Progress
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, Goal, Keep, Traits
+from dagsel.flow.argument_names import NEEDED
 from dagsel.planning.budget import Budget, budget_for, to_seconds
 from dagsel.planning.pools import Workers, check_workers
 from dagsel.storage import Batches, ImageFolder, RunDir, ShardedDataset, WebDataset
@@ -401,9 +402,7 @@ def _made(kind: type[Flow]) -> str:
         for f in fields(kind)  # type: ignore[arg-type]
         if f.init and f.default is MISSING and f.default_factory is MISSING
     ]
-    values = {"max_epochs": "9", "n_trials": "20", "deadline": '"10 min"'}
-    values |= {"budget": '"30 worker-minutes"'}
-    arguments = (f"{name}={values.get(name, '...')}" for name in needed)
+    arguments = (f"{name}={NEEDED.get(name, '...')}" for name in needed)
     return f"{kind.__name__}({', '.join(arguments)})"
 
 

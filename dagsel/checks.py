@@ -52,7 +52,7 @@ def refuse_elsewhere(
     *,
     error: type[DagselError],
 ) -> None:
-    """Raise an error for an argument that is not taken and stands elsewhere: what to write there.
+    """Raise an error for arguments that are not taken and stand elsewhere: what to write there.
 
     Examples
     --------
@@ -62,9 +62,10 @@ def refuse_elsewhere(
     ...
     dagsel.errors.SearchError: f takes no y: write g(y)
     """
-    for name in given:
-        if name in elsewhere and name not in known:
-            raise error(f"{who} takes no {name}: {elsewhere[name]}")
+    refused = [name for name in given if name in elsewhere and name not in known]
+    if refused:
+        told = "; and no ".join(f"{name}: {elsewhere[name]}" for name in refused)
+        raise error(f"{who} takes no {told}")
 
 
 def shown(value: Any) -> str:

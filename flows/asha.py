@@ -115,6 +115,11 @@ class ASHA(AsynchronousHalving):
 
     def __post_init__(self) -> None:
         check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
+        if self.mode in ("max", "min"):
+            raise SearchError(
+                f"mode={self.mode!r} is a direction, and the study has it: write "
+                f'study=optuna.create_study(direction="{self.mode}imize") for dagsel.optimize'
+            )
         choice("mode", self.mode, get_args(Mode))
         choice("semantics", self.semantics, get_args(Semantics))
         if self.mode == "promotion" and self.semantics != "determined":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
-from dagsel.checks import short_traceback
+from dagsel.checks import refuse_elsewhere, short_traceback
 from dagsel.codec import LATER, Json, from_json, to_json
+from dagsel.errors import SearchError
+from dagsel.flow.argument_names import NEEDED, elsewhere
 from dagsel.flow.decisions import Decision, Sampling
 from dagsel.flow.events import Event, Reported
 from dagsel.planning.brackets import StagePlan
@@ -19,6 +22,7 @@ from dagsel.planning.capacity import ClusterCapacity, Plan
 Direction: TypeAlias = Literal["minimize", "maximize"]
 #: Which of a trial's scored states is its model, and whose value its own.
 Keep: TypeAlias = Literal["best", "last"]
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +242,11 @@ class Flow(Protocol):
 
     state: Any
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse arguments that it does not take or lacks, with what to write."""
+        _check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Keep the traceback of a wrong argument short."""
         super().__init_subclass__(**options)
@@ -384,3 +393,24 @@ def load_state(flow: Flow, value: Json) -> None:
     True
     """
     flow.state = from_json(type(flow.state), value)
+
+
+@short_traceback
+def _check_arguments(procedure: type, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Raise a `SearchError` for an argument that a procedure does not take or lacks.
+
+    Nothing is said if none is given, as where a procedure is unpickled.
+    """
+    known = inspect.signature(procedure).parameters
+    if not (args or given) or any(it.kind in _ANY for it in known.values()):
+        return
+    who = procedure.__name__
+    refuse_elsewhere(who, given, known, elsewhere(known), error=SearchError)
+    in_order, n = [name for name, it in known.items() if it.kind is not it.KEYWORD_ONLY], len(args)
+    if twice := [name for name in in_order[:n] if name in given]:
+        names = ", ".join(f"{name}=..." for name in in_order[: n + 1])
+        raise SearchError(f"{who} got {twice[0]} twice, once by its place: write {who}({names})")
+    needed = [name for name, it in known.items() if it.default is it.empty]
+    if lacks := [name for name in needed if name not in (*in_order[:n], *given)]:
+        lines = ", ".join(f"{name}={NEEDED.get(name, '...')}" for name in lacks)
+        raise SearchError(f"{who} needs {' and '.join(lacks)}: write {lines}")

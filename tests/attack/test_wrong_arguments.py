@@ -358,6 +358,9 @@ CALLS: dict[str, tuple[type[Exception], str, str]] = {
     "dagsel.SklearnWorkload(sklearn.linear_model.SGDClassifier(), batch_size='x')": (
         WORK, "batch_size", "'x'"),
     "ASHA(max_epochs='9', n_trials=3)": (SEARCH, "max_epochs must be a whole number", "got '9'"),
+    "ASHA(max_t=9, num_samples=20)": (
+        SEARCH, "ASHA takes no max_t: write max_epochs=", "; and no num_samples: write n_trials="),
+    "ASHA(max_epochs=9)": (SEARCH, "ASHA needs n_trials", "write n_trials=20"),
     "ASHA(max_epochs=9, n_trials=3, min_epochs=10)": (SEARCH, "min_epochs=10", "lower the first"),
     "MedianStopping(max_epochs=9, n_trials=True)": (SEARCH, "n_trials must be a whole", "got True"),
     "RandomSearch(max_epochs=0, n_trials=3)": (

@@ -38,5 +38,5 @@ def test_as_many_trials_are_in_flight_as_there_are_workers() -> None:
 def test_no_search_without_an_end() -> None:
     with pytest.raises(SearchError, match="n_trials must be a whole number of 1 or more, got None"):
         SamplerSearch(max_epochs=2, n_trials=None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="n_trials"):
+    with pytest.raises(SearchError, match="SamplerSearch needs n_trials: write n_trials=20"):
         SamplerSearch(max_epochs=2)  # type: ignore[call-arg]
