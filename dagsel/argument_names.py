@@ -9,35 +9,43 @@ from typing import Any, ParamSpec, TypeVar
 
 from dagsel.checks import refuse_elsewhere, short_traceback
 from dagsel.errors import SearchError
+from dagsel.flow.argument_names import NAMES, SEARCH_NAMES, STUDY_NAMES
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_FLOW = "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)"
+_ASHA = "write flow=dagsel.flows.ASHA(max_epochs=9, n_trials=20)"
+_WORKLOAD = "write workload=dagsel.TorchWorkload(...), which takes it"
+_PATIENCE = "write flow=dagsel.flows.EarlyStopping(flow, patience=5)"
+_DATA = 'write data=ShardedDataset.write("data.zarr", {"x": x, "y": y}, ...), which takes it'
+_SHARE = "a fifth of data=(x, y) is held out; write data=ShardedDataset.write(..., validation=0.2)"
 #: Arguments that `dagsel.optimize` does not take, Optuna's and others', and what to write instead.
 _ELSEWHERE = {
-    **dict.fromkeys(
-        ("groups", "n_shards", "split", "stratify", "validation"),
-        'write data=ShardedDataset.write("data.zarr", {"x": x, "y": y}, ...), which takes it',
-    ),
-    **dict.fromkeys(
-        ("batch_size", "loss", "metrics", "model", "optimizer", "precision", "train_fn"),
-        "write workload=dagsel.TorchWorkload(...), which takes it",
-    ),
+    **{other: f"write {name}=" for name, others in SEARCH_NAMES.items() for other in others},
+    **STUDY_NAMES,
+    **dict.fromkeys(("max_epochs", *NAMES["max_epochs"], "n_trials", *NAMES["n_trials"]), _FLOW),
+    **dict.fromkeys(("min_epochs", *NAMES["min_epochs"], "reduction_factor", "eta"), _ASHA),
+    **dict.fromkeys(("n_concurrent", *NAMES["n_concurrent"]), f"{_ASHA[:-1]}, n_concurrent=4)"),
+    **dict.fromkeys(("early_stopping", "patience", *NAMES["patience"]), _PATIENCE),
+    **dict.fromkeys(("groups", "n_shards", "split", "stratify", "validation"), _DATA),
+    **dict.fromkeys(("batch_size", "loss", "metrics", "model", "optimizer"), _WORKLOAD),
+    **dict.fromkeys(("precision", "train_fn"), _WORKLOAD),
+    **dict.fromkeys(("test_size", "validation_data", "validation_split"), _SHARE),
+    **dict.fromkeys(("X", "x", "y"), "write data=(x, y)"),
     "catch": "a trial that fails does not end the run; leave it out, and see run.failures",
-    "direction": "write study=optuna.create_study(direction=...)",
-    "directions": "write study=optuna.create_study(directions=...)",
-    "epochs": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
+    "cv": "one validation set scores all trials; leave it out",
+    "estimator": "write workload=dagsel.SklearnWorkload(...), which takes it",
     "func": "write space=, a function that draws a configuration, and workload=, what is trained",
     "gc_after_trial": "trials train on workers; leave it out",
-    "max_epochs": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
     "n_jobs": "as many trials train as there are workers; write "
     "client=distributed.Client(n_workers=4)",
-    "n_trials": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
     "objective": "write space=, a function that draws a configuration, and workload=, what is "
     "trained",
     "pruner": "write flow=dagsel.flows.OptunaPruner(max_epochs=9, n_trials=20, pruner=...)",
     "sampler": "write study=optuna.create_study(sampler=...) and "
     "flow=dagsel.flows.SamplerSearch(max_epochs=9, n_trials=20)",
+    "scheduler": _ASHA,
     "show_progress_bar": "write progress=False to see nothing, or leave it out",
     "storage": "write study=optuna.create_study(storage=...)",
     "timeout": 'write deadline="10 min"',
@@ -63,11 +71,17 @@ def missing(given: Collection[str]) -> str:
 def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
     """Say what to write instead of an argument that belongs elsewhere, and for a missing one."""
     signature = inspect.signature(call)
+    places = [n for n, it in signature.parameters.items() if it.kind is it.POSITIONAL_OR_KEYWORD]
 
     @short_traceback
     def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         known = signature.parameters
         refuse_elsewhere(f"dagsel.{call.__name__}", kwargs, known, _ELSEWHERE, error=SearchError)
+        if len(args) > len(places):
+            raise SearchError(
+                f"dagsel.{call.__name__} takes {', '.join(places)} by their places, and all others "
+                "by name; arrays are one of them, data=(x, y)"
+            )
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:

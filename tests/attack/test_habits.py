@@ -16,6 +16,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 import dagsel
+from dagsel import argument_names as of_a_search
 from dagsel import workloads
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.flows import RandomSearch, SamplerSearch
@@ -109,6 +110,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "direction": ({"direction": "maximize"}, r"no direction: .*create_study\(direction="),
     "objective": ({"objective": objective}, "no objective: write space=, .*, and workload=, what"),
     "validation": ({"validation": 0.1}, r"no validation: .*ShardedDataset.write\(.*takes it"),
+    "what Ray Tune takes": (
+        {"num_samples": 20, "search_alg": 3, "mode": "max"},
+        r"no num_samples: write flow=.*n_trials=20\); and no search_alg: .*; and no mode: write"),
+    "what scikit-learn takes": (
+        {"n_iter": 20, "scoring": "accuracy", "random_state": 0},
+        r"no n_iter: write flow=.*; and no scoring: write metric=; and no random_state: write s"),
+    "what Keras Tuner takes": (
+        {"max_trials": 20, "directory": "runs", "project_name": "digits"},
+        r"and no directory: write run_dir=; and no project_name: .*create_study\(study_name="),
+    "x and y by name": ({"X": 1, "y": 1}, r"takes no X: write data=\(x, y\); and no y: write data"),
     "batch_size": ({"batch_size": 32}, r"no batch_size: .*TorchWorkload\(...\), which takes it"),
     "catch": ({"catch": (ValueError,)}, "no catch: a trial that fails does not end the run"),
 }  # fmt: skip
@@ -200,6 +211,24 @@ def test_each_argument_that_is_told_to_write_is_one_of_the_workload(
     assert own
     of_a_search = inspect.signature(dagsel.optimize).parameters
     assert set(re.findall(r"write (\w+)=.* for dagsel.optimize", told)) <= set(of_a_search)
+
+
+def test_each_argument_that_a_search_is_told_to_write_is_one_of_it() -> None:
+    known = inspect.signature(dagsel.optimize).parameters
+    told = [text for name, text in of_a_search._ELSEWHERE.items() if name not in known]
+    own = {name for text in told for name in re.findall(r"(?:write|and) (\w+)=", text)}
+    assert own <= set(known)
+    flows = {code for text in told for code in re.findall(r"flow=(.*\))$", text)}
+    assert len(flows) > 4
+    for code in flows:
+        eval(code.replace("...", "None"), {"dagsel": dagsel, "flow": RandomSearch(max_epochs=1)})
+
+
+@pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])
+def test_arrays_that_are_no_pair_are_said_to_be_one(call: Callable[..., Any]) -> None:
+    told = r"takes study, workload, data by their places, .* are one of them, data=\(x, y\)$"
+    with pytest.raises(SearchError, match=told):
+        call(1, 2, [3], [4], space=space, metric="loss")
 
 
 @pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])
