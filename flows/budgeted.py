@@ -133,14 +133,16 @@ def end_all(trials: Iterable[int], best: int | None, reason: str) -> list[Decisi
 
 
 def check_staged(**counts: Any) -> None:
-    """Check counts of 1 or more, and factors of 2 or more; None is a default.
+    """Check counts of 1 or more, and factors of 2 or more; of three None is the default.
 
     Raises
     ------
     SearchError
         Naming the wrong value.
     """
-    counts = {name: count for name, count in counts.items() if count is not None}
+    for name in ("max_epochs", "max_workers_per_trial", "n_trials"):
+        if counts.get(name, 1) is None:
+            del counts[name]
     check_counts(**counts)
     for name in counts.keys() & {"reduction_factor", "parallelism_factor"}:
         if counts[name] < 2:

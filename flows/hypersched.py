@@ -32,6 +32,7 @@ from dagsel.flows.budgeted import (
     check_scaling,
     check_staged,
 )
+from dagsel.flows.rungs import check_rungs
 from dagsel.planning.brackets import n_workers_of
 from dagsel.planning.capacity import fewer
 from dagsel.planning.scaling import ScalingModel
@@ -109,7 +110,8 @@ class HyperSched(BudgetedFlow):
     Raises
     ------
     SearchError
-        If a value is wrong, or the budget is less than a worker until the deadline.
+        If a value is wrong, `min_epochs` is above `max_epochs`, or the budget is less than a worker
+        until the deadline.
 
     Examples
     --------
@@ -133,13 +135,10 @@ class HyperSched(BudgetedFlow):
     n_workers: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_staged(
-            min_epochs=self.min_epochs,
-            reduction_factor=self.reduction_factor,
-            max_workers_per_trial=self.max_workers_per_trial,
-        )
+        check_staged(max_workers_per_trial=self.max_workers_per_trial)
         check_scaling(self.scaling)
         super().__post_init__()
+        check_rungs(self.min_epochs, self.max_epochs or self.min_epochs, self.reduction_factor)
         self.n_workers = n_workers_of(self.deadline_s, self.cost.worker_seconds)
 
     def start(self, context: Context) -> list[Decision]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dagsel.checks import shown
 from dagsel.errors import SearchError
 from dagsel.flow import Decision, Event, Reported, Stop, Traits
 from dagsel.flows.full_training import FullTraining
@@ -56,7 +57,7 @@ class OptunaPruner(FullTraining):
         if self.pruner is not None and not prunes:
             raise SearchError(
                 f"pruner must be one of Optuna's, such as optuna.pruners.MedianPruner(), got "
-                f"{self.pruner!r}"
+                f"{shown(self.pruner)}"
             )
 
     @property

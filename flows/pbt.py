@@ -214,8 +214,7 @@ class PBT(Flow):
                 f"mutations is {got}; name what may change in the configuration, as "
                 'mutations={"lr": Range(1e-4, 1e-1, log=True)}'
             )
-        for key, values in self.mutations.items():
-            _check_mutation(key, values)
+        self.mutations = {key: _mutation(key, values) for key, values in self.mutations.items()}
 
     @property
     def traits(self) -> Traits:
@@ -336,16 +335,20 @@ class PBT(Flow):
         return {key: config[key] for key in self.mutations}
 
 
-def _check_mutation(key: str, values: Any) -> None:
+def _mutation(key: str, values: Any) -> Choices | Range:
     if isinstance(values, Range):
-        return
+        return values
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list | tuple) or not values:
         raise SearchError(
-            f"mutations[{key!r}] must be a list of choices or a Range, got {values!r}"
+            f"mutations[{key!r}] must be a list of choices or a Range, got {shown(values)}; write "
+            "[0.1, 0.01] or dagsel.flows.Range(1e-4, 1e-1, log=True)"
         )
-    for value in values:
+    choices = [value.item() if isinstance(value, np.generic) else value for value in values]
+    for value in choices:
         if not isinstance(value, bool | int | float | str | None):
             raise SearchError(
                 f"mutations[{key!r}] has the choice {value!r}; choices must be numbers, strings, "
                 "booleans or None"
             )
+    return choices

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
 from typing import Any, Self
 
+from dagsel.checks import shown
 from dagsel.errors import SearchError
 from dagsel.flow import Context, Decision, Event, Flow, Traits, TrialFailed
+from dagsel.flow.argument_names import NEEDED
 from dagsel.planning.capacity import Plan
 
 
@@ -57,7 +59,7 @@ class Wrapper(Flow):
         if not isinstance(self.flow, Flow):
             raise SearchError(
                 f"{type(self).__name__} goes around a search such as RandomSearch, got "
-                f"{self.flow!r}; give one as flow="
+                f"{shown(self.flow)}; write flow={NEEDED['flow']}"
             )
 
     @property

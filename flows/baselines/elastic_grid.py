@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dagsel.errors import SearchError
 from dagsel.flow import Sampling
 from dagsel.flows.budgeted import check_staged
+from dagsel.flows.drawing import check_counts
 from dagsel.flows.stages import StagedSearch
 from dagsel.planning.brackets import Stage, StagePlan, exactly, n_workers_of
 from dagsel.planning.capacity import Limits, PlannedStage
@@ -57,8 +58,8 @@ class ElasticGrid(StagedSearch):
 
     def __post_init__(self) -> None:
         least, most = self.min_workers_per_trial, self.max_workers_per_trial
-        counts = {"min_workers_per_trial": least, "max_workers_per_trial": most}
-        check_staged(n_trials=self.n_trials, **counts)
+        check_staged(n_trials=self.n_trials)
+        check_counts(min_workers_per_trial=least, max_workers_per_trial=most)
         if most < least:
             raise SearchError(
                 f"max_workers_per_trial={most} is below min_workers_per_trial={least}; raise the "

@@ -253,6 +253,8 @@ def test_bad_input_is_refused() -> None:
         HyperSched(100, 99)
     with pytest.raises(SearchError, match="reduction_factor must be 2 or more"):
         HyperSched(100, 100, reduction_factor=1)
+    with pytest.raises(SearchError, match="min_epochs=9 is above max_epochs=5; lower the first"):
+        HyperSched(100, 100, min_epochs=9, max_epochs=5)
     with pytest.raises(SearchError, match="scaling must be a Scaling or a UniversalScaling"):
         HyperSched(100, 100, scaling={2: 1.8})  # type: ignore[arg-type]
 

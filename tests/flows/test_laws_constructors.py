@@ -7,6 +7,7 @@ import inspect
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dagsel.flows
@@ -45,10 +46,10 @@ def documented(flow: type[Flow]) -> list[str]:
     return [name.strip() for line in lines if line[:1].strip() for name in line.split(",")]
 
 
-def made(flow: type[Flow]) -> Flow:
+def made(flow: type[Flow], **changes: Any) -> Flow:
     parameters = inspect.signature(flow).parameters.values()
     needed = [one.name for one in parameters if one.default is one.empty]
-    return flow(**{name: ARGUMENTS[name] for name in needed} | SCALING.get(flow, {}))
+    return flow(**{name: ARGUMENTS[name] for name in needed} | SCALING.get(flow, {}) | changes)
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
@@ -70,6 +71,27 @@ def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]) -> None
 def test_a_reduction_factor_that_reduces_nothing_is_refused(flow: Any, factor: Any) -> None:
     with pytest.raises(SearchError, match="reduction_factor"):
         flow("10 min", "80 worker-minutes", reduction_factor=factor)
+
+
+WRONG = (None, "3", 2.5, 0, -1, True, float("nan"), [3], object)
+WHOLE = [
+    (flow, name)
+    for flow in FLOWS
+    for name, one in inspect.signature(flow).parameters.items()
+    if not inspect.isabstract(flow) and re.match(r"int\b", one.annotation)
+]
+
+
+@pytest.mark.parametrize(
+    ("flow", "name"), WHOLE, ids=lambda it: it if isinstance(it, str) else it.__name__
+)
+def test_a_count_is_a_whole_number_also_one_of_numpy(flow: Any, name: str) -> None:
+    parameter = inspect.signature(flow).parameters[name]
+    for value in WRONG:
+        if value is not None or "None" not in parameter.annotation:
+            with pytest.raises(SearchError, match=name):
+                made(flow, **{name: value})
+    assert made(flow, **{name: np.int64(4)}) == made(flow, **{name: 4})
 
 
 AROUND = [

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dagsel
@@ -263,6 +264,7 @@ def test_the_population_is_asked_for_at_once_and_needs_what_is_to_mutate() -> No
         ({"mutations": {}}, "mutations is empty"),
         ({"mutations": {"lr": []}}, r"mutations\['lr'\] must be a list"),
         ({"mutations": {"lr": "adam"}}, r"mutations\['lr'\] must be a list"),
+        ({"mutations": {"lr": lambda: 0.1}}, r"got the function <lambda>; write \[0.1, 0.01\] or "),
         ({"mutations": {"lr": [print]}}, "has the choice <built-in"),
         ({"perturbation_interval": 0}, "perturbation_interval"),
     ],
@@ -270,6 +272,12 @@ def test_the_population_is_asked_for_at_once_and_needs_what_is_to_mutate() -> No
 def test_what_cannot_be_is_refused(bad: dict[str, Any], text: str) -> None:
     with pytest.raises(SearchError, match=text):
         PBT(**{"max_epochs": 3, "n_trials": 8, "mutations": {"lr": [1, 2]}, **bad})
+
+
+def test_choices_may_be_those_of_an_array() -> None:
+    of_numpy: dict[str, Any] = {"lr": np.array([1, 2]), "width": [np.int64(3), np.float32(0.5)]}
+    flow = PBT(max_epochs=3, n_trials=8, mutations=of_numpy)
+    assert json.dumps(dict(flow.mutations)) == '{"lr": [1, 2], "width": [3, 0.5]}'
 
 
 @pytest.mark.parametrize("ends", [(1.0, 0.5), (0.0, float("nan")), ("a", "b"), (True, 2)])
