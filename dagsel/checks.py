@@ -68,6 +68,25 @@ def refuse_elsewhere(
         raise error(f"{who} takes no {told}")
 
 
+def named_arguments(
+    who: str, elsewhere: Mapping[str, str], *, error: type[DagselError]
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Say what to write instead of an argument that is called otherwise or belongs elsewhere."""
+    refuse = short_traceback(refuse_elsewhere)
+
+    def checked(function: Callable[P, T]) -> Callable[P, T]:
+        known = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            refuse(who, kwargs, known, elsewhere, error=error)
+            return function(*args, **kwargs)
+
+        return call
+
+    return checked
+
+
 def shown(value: Any) -> str:
     """Return what was given, for an error: on one line, however large it is.
 

@@ -12,12 +12,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
+from dagsel.checks import named_arguments
 from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.driver.consistency import read_history, read_run
 from dagsel.driver.recovery import catch_up
 from dagsel.driver.steered import Steered
-from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
+from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError, TooLittleTimeError
 from dagsel.execution.cluster import check_cluster
 from dagsel.extending import opened
 from dagsel.flow import Asked, Flow
@@ -47,7 +48,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dagsel")
 
+_LONGER = (
+    "the run keeps its own; once it has ended, write "
+    'dagsel.load(run_dir, workload=..., space=...).extend(n_trials=20, deadline="10 min")'
+)
+#: Arguments of `dagsel.optimize` that a run keeps.
+_KEPT = {
+    **dict.fromkeys(("budget", "deadline", "max_epochs", "n_trials"), _LONGER),
+    **dict.fromkeys(
+        ("deterministic", "keep", "metric", "price_per_worker_hour", "replicas", "seed", "top_k"),
+        "the run keeps its own; leave it out",
+    ),
+}
 
+
+@named_arguments("dagsel.resume", _KEPT, error=SearchError)
 def resume(
     run_dir: Url,
     client: Client | str | None = None,
@@ -223,6 +238,7 @@ def resume(
             return opened(session.run(call, lock, inbox), space, flow)
 
 
+@named_arguments("dagsel.replay", _KEPT, error=SearchError)
 def replay(
     run_dir: Url,
     client: Client | str | None = None,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import ParamSpec
 
-from dagsel.checks import refuse_elsewhere, short_traceback
+from dagsel import checks
+from dagsel.checks import short_traceback
 from dagsel.errors import WorkloadError
 
 P = ParamSpec("P")
-Workload = TypeVar("Workload")
 
 _FLOW = "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20) for dagsel.optimize"
 _PATIENCE = "write flow=dagsel.flows.EarlyStopping(flow, patience=5) for dagsel.optimize"
@@ -135,21 +133,13 @@ SKLEARN = {
 
 def named_arguments(
     elsewhere: Mapping[str, str],
-) -> Callable[[Callable[Concatenate[Workload, P], None]], Callable[Concatenate[Workload, P], None]]:
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Say what to write instead of an argument that is called otherwise or belongs elsewhere."""
 
-    def checked(
-        init: Callable[Concatenate[Workload, P], None],
-    ) -> Callable[Concatenate[Workload, P], None]:
+    def checked(init: Callable[P, None]) -> Callable[P, None]:
         """Return the ``__init__`` of a workload that says so."""
-        who, known = init.__qualname__.partition(".")[0], inspect.signature(init).parameters
-
-        @functools.wraps(init)
-        @short_traceback
-        def checked_init(self: Workload, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            refuse_elsewhere(f"dagsel.{who}", kwargs, known, elsewhere, error=WorkloadError)
-            init(self, *args, **kwargs)
-
-        return checked_init
+        who = f"dagsel.{init.__qualname__.partition('.')[0]}"
+        refusing = checks.named_arguments(who, elsewhere, error=WorkloadError)
+        return short_traceback(refusing(init))
 
     return checked

@@ -36,7 +36,7 @@ from dagsel.storage.datasets.manifest import (
     ShardSize,
     Split,
 )
-from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.plan import plan_write, written_by_name
 from dagsel.storage.datasets.ragged import RaggedArray, join_rows
 from dagsel.storage.datasets.spool import scratch_folder
 from dagsel.storage.datasets.summary import SplitInMemory, summaries
@@ -82,7 +82,7 @@ class ShardedDataset:
     manifest: Manifest
 
     @classmethod
-    @short_traceback
+    @written_by_name
     def write(
         cls,
         url: Folder | Url,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from dagsel.checks import choice, whole
+from dagsel.checks import choice, named_arguments, short_traceback, whole
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.dividing import Rule, is_share
 from dagsel.storage.datasets.division import Places
@@ -36,6 +36,34 @@ SHARE = 0.2
 
 #: The shards of an input, in the order of its samples' destinations: split, index, samples.
 Shards: TypeAlias = tuple[tuple[Split, int, int], ...]
+
+#: Arguments that a write does not take, and what to write instead.
+_ELSEWHERE = {
+    **dict.fromkeys(("X", "x", "y"), 'write arrays={"x": x, "y": y}'),
+    **dict.fromkeys(("chunks", "npartitions", "num_shards", "shards"), "write n_shards="),
+    **dict.fromkeys(
+        ("chunk_size", "shard_size"), "write n_shards=, how many shards: several for each worker"
+    ),
+    **dict.fromkeys(
+        ("test_size", "val_size", "validation_data", "validation_fraction", "validation_split"),
+        "write validation=",
+    ),
+    **dict.fromkeys(("n_jobs", "n_workers", "num_workers"), "write workers="),
+    **dict.fromkeys(("data", "dataset"), "write arrays="),
+    "batch_size": "write dagsel.TorchWorkload(..., batch_size=32), which takes it",
+    "exist_ok": "write overwrite=True",
+    "path": "write url=",
+    "random_state": "write seed=",
+    "shuffle": "samples are shuffled, as seed= says; leave it out",
+}
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def written_by_name(write: Callable[P, T]) -> Callable[P, T]:
+    """Say what a write takes instead of an argument that is called otherwise."""
+    who = "ShardedDataset.write"
+    return short_traceback(named_arguments(who, _ELSEWHERE, error=DatasetInputError)(write))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from optuna.trial import TrialState, create_trial
 
 import dagsel
 from dagsel import argument_names as of_a_search
-from dagsel import workloads
+from dagsel import going_on, workloads
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.flows import RandomSearch, SamplerSearch
 from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets import plan
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads import argument_names
 from tests.conftest import Optimize
@@ -222,6 +223,19 @@ def test_each_argument_that_a_search_is_told_to_write_is_one_of_it() -> None:
     assert len(flows) > 4
     for code in flows:
         eval(code.replace("...", "None"), {"dagsel": dagsel, "flow": RandomSearch(max_epochs=1)})
+
+
+def test_each_argument_that_a_write_or_a_resume_is_told_to_take_is_one_of_it() -> None:
+    known = inspect.signature(ShardedDataset.write).parameters
+    for name, told in plan._ELSEWHERE.items():
+        assert name not in known
+        found = re.match(r"write (\w+)=", told)
+        assert found is None or found[1] in known
+    kept = inspect.signature(dagsel.optimize).parameters.keys() | {"max_epochs", "n_trials"}
+    going_on_with: set[str] = {*inspect.signature(dagsel.resume).parameters}
+    assert going_on._KEPT.keys() <= kept - going_on_with
+    longer = inspect.signature(dagsel.Run.extend).parameters
+    assert {"n_trials", "deadline", "budget", "max_epochs"} <= set(longer)
 
 
 @pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])

@@ -462,6 +462,14 @@ CALLS: dict[str, tuple[type[Exception], str, str]] = {
         DATA, "a dict is no URL", "pass a path"),
     "ShardedDataset.write('memory://q', {'x': FRAME}, n_shards=2)": (
         DATA, "'x' is a DataFrame", "numpy.asarray"),
+    "ShardedDataset.write('memory://q', x=X, y=Y, n_shards=2)": (
+        DATA, "ShardedDataset.write takes no x", 'write arrays={"x": x, "y": y}'),
+    "ShardedDataset.write('memory://q', {'x': X}, num_shards=2, test_size=0.2)": (
+        DATA, "no num_shards: write n_shards=; and", "no test_size: write validation="),
+    "dagsel.resume('r', workload=SyntheticWorkload(), space=space, metric='value')": (
+        SEARCH, "dagsel.resume takes no metric: the run keeps its own", "leave it out"),
+    "dagsel.replay('r', deadline='10 min')": (
+        SEARCH, "replay takes no deadline: the run keeps its own", ".extend(n_trials=20, deadline"),
     "ShardedDataset.open(None)": (DATA, "None is no URL", "pass a path"),
 }  # fmt: skip
 
