@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagsel.checks import short_traceback, whole
+from dagsel.checks import named_arguments, short_traceback, whole
 from dagsel.driver.inbox import Order, driven_here
 from dagsel.errors import SearchError
+from dagsel.flow.argument_names import NAMES
 from dagsel.planning.budget import to_seconds
 from dagsel.steering import (
     AddTrial,
@@ -35,6 +36,11 @@ logger = logging.getLogger("dagsel")
 READ_PAUSE = 10
 #: As many if somebody waits for what it says.
 _WAIT_PAUSE = 2
+#: What `extend` is given once a search has ended.
+_LATER = dict.fromkeys(
+    ("max_epochs", *NAMES["max_epochs"], "n_trials", *NAMES["n_trials"]),
+    "when the search has ended, write run.extend(n_trials=20, max_epochs=20)",
+)
 
 
 class Steerable(ABC):
@@ -202,6 +208,7 @@ class Steerable(ABC):
         """
         self._give(ScaleCluster(whole("n_workers", n_workers, least=1)))
 
+    @named_arguments("Search.extend", _LATER, error=SearchError)
     def extend(
         self,
         *,

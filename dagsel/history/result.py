@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagsel.checks import flag, whole
+from dagsel.checks import flag, named_arguments, whole
 from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.errors import DatasetError, RunDirError, SearchError, WorkloadError
+from dagsel.flow.argument_names import NAMES
 from dagsel.history.exports import Exported, ExportFolder
 from dagsel.history.live import config_kept
 from dagsel.history.record import Best
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
     from dagsel.planning.pools import Workers
     from dagsel.storage.shard_cache import Hold
     from dagsel.study import Callback, Space
+
+_MORE = {
+    other: f"write {name}="
+    for name in ("budget", "deadline", "max_epochs", "n_trials")
+    for other in NAMES[name]
+}
+_EPOCHS = dict.fromkeys(("max_epochs", *NAMES["max_epochs"]), "write epochs=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,7 @@ class Run(Result):
     flow: Flow | None = None
     _calls: RunCalls | None = None  # those that dagsel returns have them
 
+    @named_arguments("Run.extend", _MORE, error=SearchError)
     def extend(
         self,
         client: Any = None,
@@ -222,6 +231,7 @@ class Run(Result):
         about = self.run_dir.about()
         return open_data(about["data"], about.get("data_digest", ""), self.run_dir)
 
+    @named_arguments("Run.refit", _EPOCHS, error=SearchError)
     def refit(
         self,
         client: Any = None,

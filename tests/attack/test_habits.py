@@ -238,6 +238,24 @@ def test_each_argument_that_a_write_or_a_resume_is_told_to_take_is_one_of_it() -
     assert {"n_trials", "deadline", "budget", "max_epochs"} <= set(longer)
 
 
+@pytest.mark.parametrize(
+    ("call", "name", "told"),
+    [
+        (dagsel.Run.extend, "epochs", "Run.extend takes no epochs: write max_epochs=$"),
+        (dagsel.Run.extend, "timeout", "Run.extend takes no timeout: write deadline=$"),
+        (dagsel.Run.refit, "max_epochs", "Run.refit takes no max_epochs: write epochs=$"),
+        (
+            dagsel.Search.extend,
+            "n_trials",
+            r"Search.extend takes no n_trials: when .* has ended, write run.extend\(n_tr",
+        ),
+    ],
+)
+def test_so_do_the_calls_that_go_on(call: Callable[..., Any], name: str, told: str) -> None:
+    with pytest.raises(SearchError, match=told):
+        call(None, **{name: 3})
+
+
 @pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])
 def test_arrays_that_are_no_pair_are_said_to_be_one(call: Callable[..., Any]) -> None:
     told = r"takes study, workload, data by their places, .* are one of them, data=\(x, y\)$"
