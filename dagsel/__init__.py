@@ -112,7 +112,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(_imported(_HOMES[name]), name)
+        found = globals()[name] = getattr(_imported(_HOMES[name]), name)
+        return found
     if name in _MODULES:
         return _imported(f"dagsel.{name}")
     raise AttributeError(f"module 'dagsel' has no attribute {name!r}")
