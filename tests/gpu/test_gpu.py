@@ -30,6 +30,7 @@ from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.torch import device as torch_device
+from dagsel.workloads.torch import passes as torch_passes
 from dagsel.workloads.torch import workload as torch_workload
 from dagsel.workloads.torch.pretrained import Base
 
@@ -118,7 +119,7 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 )
 def test_it_trains_as_the_cpu_does(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = run(make(model, sgd))
-    for module in (torch_device, torch_workload):
+    for module in (torch_device, torch_passes, torch_workload):
         monkeypatch.setattr(module, "accelerator", lambda: None)
     on_cpu = run(make(model, sgd))
     assert any(name.startswith("random.cuda") for name in on_gpu[0].tensors)

@@ -25,6 +25,7 @@ from dagsel.state import State
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.describe import describe, differences
 from dagsel.workloads.torch import device as torch_device
+from dagsel.workloads.torch import passes as torch_passes
 from dagsel.workloads.torch import workload as torch_workload
 from dagsel.workloads.torch.device import MemoryUse, Tensors, place, place_shard, send_ahead
 
@@ -98,7 +99,7 @@ optimizer_of: list[Any] = [None]
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     device = HostDevice()
-    for module in (torch_device, torch_workload):
+    for module in (torch_device, torch_passes, torch_workload):
         monkeypatch.setattr(module, "accelerator", lambda: device)
     return device
 

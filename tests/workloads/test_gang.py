@@ -254,9 +254,7 @@ def test_the_suite_finds_a_gang_whose_ranks_train_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Suite().test_a_gang_goes_through_the_same_samples()
-    monkeypatch.setattr(
-        "dagsel.workloads.torch.workload.distribute", lambda module, batches: module
-    )
+    monkeypatch.setattr("dagsel.workloads.torch.passes.distribute", lambda module, batches: module)
     with pytest.raises(AssertionError, match="gang_tolerance"):
         Suite().test_a_gang_goes_through_the_same_samples()
 

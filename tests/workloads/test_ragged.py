@@ -31,6 +31,7 @@ from dagsel.workloads import SklearnWorkload, TorchWorkload, Visit
 from dagsel.workloads.base import checks
 from dagsel.workloads.batches import Cursor
 from dagsel.workloads.torch import device as torch_device
+from dagsel.workloads.torch import passes as torch_passes
 from dagsel.workloads.torch import workload as torch_workload
 from dagsel.workloads.torch.batches import evaluation_batches, training_batches
 from dagsel.workloads.torch.ragged import SORTED_BATCHES, by_size
@@ -269,7 +270,7 @@ class Elsewhere(HostDevice):
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Elsewhere()
-    for module in (torch_device, torch_workload):
+    for module in (torch_device, torch_passes, torch_workload):
         monkeypatch.setattr(module, "accelerator", lambda: device)
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from dagsel.errors import WorkloadError
+from dagsel.state import State
 from dagsel.workloads import TorchWorkload, Visit
-from dagsel.workloads.torch.unkept import _say_changed
 
 Step = Callable[[Any], object]
 ARRAYS = {"x": np.ones((6, 4), "float32"), "y": np.array([0, 1, 2, 0, 1, 2])}
@@ -102,6 +102,42 @@ def inner(it: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(it.param_groups, lr=0.1, momentum=0.9)
 
 
+def begin(it: Any) -> None:
+    """Make the first weights as of the data."""
+    if not it.is_ready:
+        it.layer.weight.data.fill_(0.5)
+    it.is_ready = True
+
+
+def failing(it: Any) -> None:
+    """Fail if training goes on where it was."""
+    if it.is_over and torch.is_grad_enabled() and it.n_left == 0:
+        raise ValueError("it is over")
+    it.is_over, it.n_left = True, getattr(it, "n_left", 3) - 1
+
+
+def cache(it: Any) -> None:
+    """Keep a mask as long as the longest input so far."""
+    if it.n_cached < 4:
+        it.n_cached, it.mask = 4, torch.ones(4)
+
+
+def follow(it: Any) -> None:
+    """Set a rate by what a buffer has counted."""
+    it.layer.count += 1
+    it.rate = it.dropout.p = 0.1 / float(it.layer.count)
+
+
+def counting() -> nn.Module:
+    net = Net(follow, rate=1.0)
+    net.layer.register_buffer("count", torch.zeros(()))
+    return net
+
+
+def draw_alike(it: Any) -> None:
+    it.layer.bias.data.add_(torch.rand(3, generator=it.g.manual_seed(3)))
+
+
 BOTH = torch.zeros(2, 3)
 CHANCE = np.random.default_rng(0)
 
@@ -142,6 +178,11 @@ def adding(model: Any, optimizer: Any, *args: Any) -> None:
     loop(model, optimizer, *args)
 
 
+def setting(model: Any, *args: Any) -> None:
+    model.rate = 0.5
+    loop(model, *args)
+
+
 def drawing(closed: random.Random) -> Any:
     def drawing_loop(*args: Any) -> None:
         closed.random()
@@ -178,9 +219,11 @@ GENERATORS: list[Any] = [
 ]  # fmt: skip
 LOST: dict[str, tuple[dict[str, Any], str]] = {
     "a model's number": (model(count("n"), n=0), r"changed Net\.n, .*register_buffer"),
-    "a model's switch": (
-        model(lambda it: setattr(it, "is_ready", True), is_ready=False), r"changed Net\.is_ready, "
+    "a model's switch": (model(begin, is_ready=False), r"changed Net\.is_ready, .*register_buffer"),
+    "a number of PyTorch's layers": (
+        model(lambda it: setattr(it.dropout, "p", it.dropout.p / 2)), r"changed Dropout\.p, which"
     ),
+    "a model's error": (model(failing, is_over=False), r"changed Net\.is_over, which no state"),
     "an optimizer's number": (optimizer(Own, count("n"), n=0), r"changed 'n' of the Own, .*group"),
     "an optimizer's tensors": (
         optimizer(Own, moved, moments=[torch.zeros(2)]), "changed 'moments' of the Own, which"
@@ -214,6 +257,12 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
 KEPT: dict[str, dict[str, Any]] = {
     "an underscore": model(count("_n"), _n=0),
     "code of the Hub": {"model": lambda config: OfTheHub(count("n"), n=0)},
+    "a switch": model(lambda it: setattr(it, "is_ready", True), is_ready=False),
+    "a cache": model(cache, n_cached=0),
+    "a number that a buffer sets": {"model": lambda config: counting()},
+    "a number that train_fn sets": {"train_fn": setting} | model(rate=1.0),
+    "a loss's last value": {"loss": Loss(lambda it: setattr(it, "n", 5))},
+    "a generator that is seeded": model(draw_alike, g=torch.Generator()),
     "what is no number": model(lambda it: setattr(it, "n", torch.ones(1)), n=0),
     "the same number": model(lambda it: setattr(it, "n", float("nan")), n=float("nan")),
     "a step of one's own": optimizer(Own, lambda it: it.state.update(n=1), n=0),
@@ -229,30 +278,40 @@ KEPT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def train(it: TorchWorkload) -> None:
+def trained(it: TorchWorkload) -> State:
     state, shard = it.init({}, 0), it.prepare(ARRAYS)
     for epoch in (1, 2):
         visit = Visit(seed=0, trial=0, epoch=epoch, shard=0, ends_epoch=True)
         state = it.train(state, shard, {}, visit=visit).state
+    return state
 
 
 @pytest.mark.parametrize("name", LOST)
 def test_what_would_begin_anew_in_each_unit_fails_the_trial(name: str) -> None:
     options, told = LOST[name]
     with pytest.raises(WorkloadError, match=told):
-        train(workload(**options))
+        trained(workload(**options))
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_or_changes_nothing_is_trained(name: str) -> None:
-    train(workload(**KEPT[name]))
+    trained(workload(**KEPT[name]))
 
 
-def test_a_layer_of_pytorchs_that_training_has_changed_is_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It may follow from a buffer."""
-    _say_changed.cache_clear()
-    train(workload(**model(lambda it: setattr(it.dropout, "p", it.dropout.p / 2))))
-    (said,) = caplog.messages
-    assert "training has changed Dropout.p, which no state holds" in said
+def test_what_is_let_be_is_tried_once_and_changes_no_state() -> None:
+    n_passes = 0
+
+    def counted(rate: str) -> Any:
+        def passing(model: Any, *args: Any) -> None:
+            nonlocal n_passes
+            n_passes += 1
+            setattr(model, rate, 0.5)
+            loop(model, *args)
+
+        return passing
+
+    seen = trained(workload(**model(rate=1.0), train_fn=counted("rate")))
+    assert n_passes == 2 + 2  # two units; a batch with what was left, and one without
+    hidden = trained(workload(**model(_rate=1.0), train_fn=counted("_rate")))
+    assert n_passes == 4 + 2
+    assert seen == hidden

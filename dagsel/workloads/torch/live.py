@@ -79,6 +79,13 @@ class BuiltTrial:
         }
         return {"requires_grad": {**changed}} if changed else {}
 
+    def free(self) -> None:
+        """Free the memory of what trains; nobody uses the trial any more."""
+        self.optimizer.state.clear()
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.grad, parameter.data = None, parameter.data.new_empty(0)
+
 
 @dataclass(slots=True)
 class _Kept:

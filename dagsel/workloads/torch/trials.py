@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,7 @@ from dagsel.workloads.torch.state import (
     load_schedule,
     unfreeze,
 )
-from dagsel.workloads.torch.unkept import refusing_what_is_lost
+from dagsel.workloads.torch.unkept import Beside
 from dagsel.workloads.unread import unread_by
 
 #: What may draw random numbers while a trial trains.
@@ -136,16 +136,12 @@ class MakesTrials(FollowsMetrics):
                 yield module, set_streams
             self._check_frozen(frozen, state.meta, config)
 
-    def _refusing(
-        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> AbstractContextManager[None]:
-        """Refuse in a block what training changes and no state holds."""
+    def _beside(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Beside:
         generators = _GENERATORS.get(self)
         if generators is None:
             functions = (getattr(self, name) for name in _FUNCTIONS)
             generators = _GENERATORS[self] = generators_of(it for it in functions if it is not None)
-        own_loop = self.train_fn is not None
-        return refusing_what_is_lost(module, optimizer, self.loss, generators, own_loop=own_loop)
+        return Beside(module, optimizer, self.loss, generators)
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""

@@ -7,10 +7,9 @@ attributes, generators of random numbers, moments of other optimizers, buffers o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from types import FunctionType
 from typing import Any, TypeAlias
@@ -25,8 +24,6 @@ from dagsel.workloads.torch.build import equal, tensors_in
 from dagsel.workloads.torch.frozen import checksums
 from dagsel.workloads.torch.generators import Generator, is_own, place_of
 
-logger = logging.getLogger("dagsel")
-
 _PLAIN = frozenset({int, float, bool})
 #: Parts with the numbers in their attributes.
 _Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
@@ -34,25 +31,11 @@ _STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_p
 
 
 @contextmanager
-def refusing_what_is_lost(
-    module: torch.nn.Module,
-    optimizer: Optimizer,
-    loss: Any,
-    generators: Mapping[str, Generator],
-    *,
-    own_loop: bool,
+def refusing_other_optimizers(
+    module: torch.nn.Module, optimizer: Optimizer, *, own_loop: bool
 ) -> Iterator[None]:
-    """Raise a `WorkloadError` if training in the block changes what no state holds.
-
-    `generators` are those that the workload's functions use, by name.
-    """
-    while isinstance(loss, partial):
-        loss = loss.func
-    drawn, n_groups = {**generators}, len(optimizer.param_groups)
-    numbers = _numbers(_looked_at(module), drawn)
-    of_optimizer, tensors = _numbers(_parts_of_optimizer(optimizer), drawn), _tensors(optimizer)
-    of_loss, buffers = _numbers(_parts_of(loss), drawn), _buffers(loss)
-    places = {name: place_of(generator) for name, generator in drawn.items()}
+    """Raise a `WorkloadError` if training steps what no state holds, or adds to the optimizer."""
+    n_groups = len(optimizer.param_groups)
     steppers: set[Optimizer] = set()  # also those that nothing else holds at the end of the loop
     handle = None
     if own_loop:
@@ -68,29 +51,80 @@ def refusing_what_is_lost(
             "the next unit lacks it: let optimizer(parameters, config) make all groups; it steps "
             "no parameter without a gradient, such as one with requires_grad=False"
         )
-    _check_numbers(numbers)
-    if lost := _lost(of_optimizer, tensors, _tensors(optimizer)):
-        raise WorkloadError(
-            f"training has changed {lost[0]!r} of the {type(optimizer).__name__}, which its "
-            "state_dict() does not hold, so it begins anew in each pass over a shard: keep it in "
-            "self.state or in a parameter group; if no result depends on that, let its name begin "
-            "with an underscore"
-        )
     _check_views(optimizer)
     _check_moments(module, optimizer, steppers)
-    for name, place in places.items():
-        if not equal(place, place_of(drawn[name])):
-            raise WorkloadError(
-                f"training draws from {name!r}, a generator of random numbers that no state holds, "
-                "so another worker or a replay would see other numbers: call torch, numpy.random "
-                "or random themselves, whose streams travel with the trial"
+
+
+class Beside:
+    """What stands beside a trial's state, as it is before training.
+
+    Parameters
+    ----------
+    module, optimizer, loss
+        What trains, and by what.
+    generators
+        Those that the workload's functions use, by name.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizer: Optimizer,
+        loss: Any,
+        generators: Mapping[str, Generator],
+    ) -> None:
+        while isinstance(loss, partial):
+            loss = loss.func
+        self._optimizer, self._loss, self._drawn = optimizer, loss, {**generators}
+        self._of_model = _numbers(_looked_at(module), self._drawn)
+        self._of_optimizer = _numbers(_parts_of_optimizer(optimizer), self._drawn)
+        self._of_loss = _numbers(_parts_of(loss), self._drawn)
+        self._tensors, self._buffers = _tensors(optimizer), _buffers(loss)
+        self._places = self._places_now()
+
+    def now(self) -> Any:
+        """Return what all of it is now, to compare with that of another pass."""
+        parts = [*self._of_model, *self._of_optimizer, *self._of_loss]
+        numbers = [repr(_number(part, name)) for part, before in parts for name in before]
+        return numbers, _tensors(self._optimizer), _buffers(self._loss), self._places_now()
+
+    def put_back(self) -> None:
+        """Set the numbers of the loss, which all trials have, to what they were."""
+        for part, before in self._of_loss:
+            part.__dict__.update(before)
+
+    def _places_now(self) -> dict[str, Any]:
+        return {name: place_of(generator) for name, generator in self._drawn.items()}
+
+    def changed(self) -> Iterator[WorkloadError]:
+        """Yield an error for each thing that training has changed, so it may be lost."""
+        for part, name in _changed(self._of_model):
+            yield WorkloadError(
+                f"training has changed {type(part).__name__}.{name}, which no state holds, so it "
+                "begins anew in each pass over a shard: keep it in a buffer (register_buffer) or "
+                "in get_extra_state, or set it in each forward from what is kept there; if no "
+                "result depends on that, let its name begin with an underscore"
             )
-    if lost := _lost(of_loss, buffers, _buffers(loss)):
-        raise WorkloadError(
-            f"training has changed {lost[0]!r} of the loss, which all trials of a worker share and "
-            "no state holds: let the model hold it, and return it with its output; if no result "
-            "depends on that, let its name begin with an underscore"
-        )
+        for name in _lost(self._of_optimizer, self._tensors, _tensors(self._optimizer)):
+            yield WorkloadError(
+                f"training has changed {name!r} of the {type(self._optimizer).__name__}, which its "
+                "state_dict() does not hold, so it begins anew in each pass over a shard: keep it "
+                "in self.state or in a parameter group; if no result depends on that, let its name "
+                "begin with an underscore"
+            )
+        for name, place in self._places_now().items():
+            if not equal(self._places[name], place):
+                yield WorkloadError(
+                    f"training draws from {name!r}, a generator of random numbers that no state "
+                    "holds, so another worker or a replay would see other numbers: call torch, "
+                    "numpy.random or random themselves, whose streams travel with the trial"
+                )
+        for name in _lost(self._of_loss, self._buffers, _buffers(self._loss)):
+            yield WorkloadError(
+                f"training has changed {name!r} of the loss, which all trials of a worker share "
+                "and no state holds: let the model hold it, and return it with its output; if no "
+                "result depends on that, let its name begin with an underscore"
+            )
 
 
 def _looked_at(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -127,12 +161,16 @@ def _is_a_users(kind: type) -> bool:
     return is_a_users(kind.__module__) and not kind.__module__.startswith("transformers_modules.")
 
 
+def _number(part: Any, name: str) -> Any:
+    value = vars(part).get(name)
+    return value if type(value) in _PLAIN else None
+
+
 def _changed(numbers: _Numbers) -> Iterator[tuple[Any, str]]:
     for part, before in numbers:
-        held = vars(part)
         for name, value in before.items():
-            now = held.get(name)
-            if now is not value and type(now) in _PLAIN and repr(now) != repr(value):
+            now = _number(part, name)
+            if now is not None and now is not value and repr(now) != repr(value):
                 yield part, name
 
 
@@ -142,30 +180,6 @@ def _lost(
     """Return the names of numbers and of tensors, by their checksums, that have changed."""
     changed = [name for name, sums in after.items() if before.get(name) != sums]
     return [*(name for _, name in _changed(numbers)), *changed]
-
-
-def _check_numbers(numbers: _Numbers) -> None:
-    for part, name in _changed(numbers):
-        kind = type(part)
-        if not _is_a_users(kind):
-            _say_changed(kind.__name__, name)
-            continue
-        raise WorkloadError(
-            f"training has changed {kind.__name__}.{name}, which no state holds, so it begins "
-            "anew in each pass over a shard: keep it in a buffer (register_buffer) or in "
-            "get_extra_state; if no result depends on that, let its name begin with an underscore"
-        )
-
-
-@cache
-def _say_changed(kind: str, name: str) -> None:
-    logger.warning(
-        "training has changed %s.%s, which no state holds: it is what the model function made it "
-        "at the beginning of each pass over a shard; set it anew in each forward or train_fn, as "
-        "by a buffer that counts",
-        kind,
-        name,
-    )
 
 
 def _parts_of(loss: Any) -> list[Any]:

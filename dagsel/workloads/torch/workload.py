@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.checks import check_takes_config, whole
-from dagsel.errors import NothingTrainedError, WorkloadError
+from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
 from dagsel.workloads.argument_names import TORCH, named_arguments
@@ -22,16 +21,16 @@ from dagsel.workloads.base import (
     Visit,
     never,
 )
-from dagsel.workloads.batches import Cursor, batch_size_of, check_batches
+from dagsel.workloads.batches import batch_size_of, check_batches
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
-from dagsel.workloads.torch.batches import evaluation_batches, tensors_of, training_batches
+from dagsel.workloads.torch.batches import evaluation_batches, tensors_of
 from dagsel.workloads.torch.build import beside_state, check_alike
-from dagsel.workloads.torch.ddp import GangBatches, check_end, check_shares, distribute, seed_rank
-from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
+from dagsel.workloads.torch.ddp import check_shares
+from dagsel.workloads.torch.device import Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
 from dagsel.workloads.torch.frozen import say_frozen
 from dagsel.workloads.torch.layout import ChannelsLast
@@ -40,23 +39,17 @@ from dagsel.workloads.torch.loop import (
     ShardBatches,
     following,
     mean_metrics,
-    needs_closure,
-    standard_loop,
-    track_steps,
 )
-from dagsel.workloads.torch.memory import Counts, Memory, SparesMemory
+from dagsel.workloads.torch.memory import Counts, Memory
 from dagsel.workloads.torch.models import GivesModules
+from dagsel.workloads.torch.needless import TriesWithout, say_untried
 from dagsel.workloads.torch.pretrained import Base, as_base
 from dagsel.workloads.torch.reconfigure import Reconfigures
-from dagsel.workloads.torch.schedules import begin_epoch, end_epoch
 from dagsel.workloads.torch.speed import (
     Fused,
     Precision,
-    can_record,
     check_options,
     multiplying,
-    recorded_loop,
-    stepping,
 )
 from dagsel.workloads.torch.state import (
     StateReader,
@@ -65,16 +58,16 @@ from dagsel.workloads.torch.state import (
     check,
     check_names,
 )
-from dagsel.workloads.torch.trials import MakesTrials
 
 
-class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetrics, SparesMemory):
+class TorchWorkload(TriesWithout, GivesModules, Reconfigures, FitsData, PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
     and so do the random streams of PyTorch, NumPy and Python. Model and optimizer are built anew
     for every unit, so keep anything else that training changes in a persistent buffer or in
-    ``get_extra_state``; a number that is not fails the trial. Functions are called in workers.
+    ``get_extra_state``; a trial fails whose next batch depends on a number that is not. Functions
+    are called in workers.
 
     Parameters
     ----------
@@ -399,40 +392,10 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         device = device_of(shard)
         with preserved_streams(torch=True, gang=None if gang is None else gang.name):
             trial = self._trial(state, config, shard, lives=gang is None)
-            cursor = Cursor.begin(trial.cursor, visit)
-            batches = training_batches(
-                shard,
-                config,
-                visit,
-                making=self._making,
-                gang=gang,
-                batch_size=self._batch_size(config),
-                drop_last=self.drop_last,
-                cursor=cursor,
-                should_stop=should_stop,
-                max_batch=self._most_at_once(config, 1 if gang is None else gang.size),
-            )
             module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
-            if schedule is not None and trial.cursor is None:
-                begin_epoch(schedule, visit)
-            if gang is None or gang.rank == 0:
-                trial.set_streams(device)
-            else:
-                seed_rank(trial.seed, cursor, gang.rank)
-            model = module.train()
-            if isinstance(batches, GangBatches):
-                model = distribute(model, batches)
-            with multiplying(self.precision, device), self._refusing(module, optimizer):
-                self._loop(model, optimizer, schedule, batches, config)
-            if isinstance(batches, GangBatches):
-                check_end(module, batches, own_loop=self.train_fn is not None)
-            if self.input_fn is not None and batches.gave_nothing():
-                raise NothingTrainedError(
-                    f"input_fn returns inputs without a sample for every batch of shard "
-                    f"{visit.shard}: return what the model gets of the batch's arrays"
-                )
-            if visit.ends_epoch and not batches.stopped:
-                end_epoch(schedule, self.lr_scheduler_interval)
+            beside = self._beside(module, optimizer)
+            batches = self._pass(trial, shard, config, visit, should_stop, gang)
+            changed = [*beside.changed()]
             meta = {"seed": trial.seed, **batches.place(), **trial.unfrozen()}
             if self._leaves_out:
                 self._check_frozen(trial.frozen, state.meta, config)
@@ -442,7 +405,11 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 captured = capture(module, optimizer, schedule, meta, device.type, without=left_out)
                 check_names(state, captured, module, trial.frozen.may_lack())
                 state = captured.state
-            if gang is None and not batches.stopped:
+            if gang is not None:
+                say_untried(*map(str, changed))
+            elif changed:
+                self._check_needless(changed, beside, trial, captured, shard, config, visit)
+            elif not batches.stopped:
                 self._live.keep(trial, captured)
         return batches.trained(state)
 
@@ -469,32 +436,3 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     def _batch_size(self, config: Config) -> int:
         return batch_size_of(self.batch_size, config)
-
-    def _loop(
-        self,
-        module: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: Any,
-        batches: ShardBatches,
-        config: Config,
-    ) -> None:
-        self._step_by_batch(schedule, batches, config)
-        device = self._recorder(module, optimizer, batches)
-        with stepping(optimizer, fused=self.fused, capturable=device is not None):
-            loss = following(self.loss, module.parameters())
-            if device is not None:
-                recorded_loop(module, optimizer, batches, loss, device)
-            elif self.train_fn is None:
-                standard_loop(module, optimizer, batches, loss)
-            else:
-                with track_steps(module, optimizer, batches):
-                    self.train_fn(module, optimizer, batches, config)
-
-    def _recorder(
-        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: ShardBatches
-    ) -> Accelerator | None:
-        plain = self.train_fn is None and batches.after_batch is None and batches.max_batch is None
-        if not (self.cuda_graphs and plain) or isinstance(module, DistributedDataParallel):
-            return None
-        may = can_record(optimizer) and not needs_closure(type(optimizer).step)
-        return accelerator() if may else None
