@@ -381,6 +381,35 @@ def test_a_class_without_an_output_is_refused() -> None:
     assert "give the model an output for each class" in raised(caught.value).cure
 
 
+def masked(config: Any) -> Any:
+    """Return scores of each word; 0 pads a sequence."""
+    import keras
+
+    words = keras.layers.Embedding(9, 4, mask_zero=True)
+    layers = [keras.Input((4,), dtype="int32"), words, keras.layers.Dense(3, activation="softmax")]
+    model = keras.Sequential(layers)
+    model.compile(optimizer="sgd", loss="sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="PyTorch takes no such class, masked or not")
+def test_the_class_of_what_is_masked_may_be_any_number() -> None:
+    words = np.array([[1, 2, 3, 0], [4, 5, 0, 0]] * 4)
+    shard = {"x": words, "y": np.where(words, words % 3, -1)}
+    workload = small(masked, metrics=None)
+    assert train(workload, workload.init(CONFIG, 7), shard).loss > 0
+
+
+def test_a_model_may_have_a_history_of_its_own() -> None:
+    def build(config: Any) -> Any:
+        model = subclass(config)
+        model.history = []
+        model(np.zeros((1, 6)))
+        return model
+
+    small(build).validate(CONFIG)
+
+
 def test_classes_are_those_of_the_loss() -> None:
     import keras
 

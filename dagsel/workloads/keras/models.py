@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dagsel.workloads.keras.backend import import_keras
 from dagsel.workloads.raised import cure_of
 
 keras = import_keras()
+get_keras_mask = import_module("keras.src.backend").get_keras_mask
 
 _CAUSE = re.compile(r"Error encountered:\s+(.*)", re.DOTALL)
 #: What Keras says besides: colours, and what a layer was called with, which is told already.
@@ -43,7 +45,7 @@ def make(function: Callable[[Any], Any], config: Config) -> Any:
             "with a function build(config) that ends with  return model"
         )
     name = type(model).__name__
-    if getattr(model, "history", None) is not None:
+    if isinstance(getattr(model, "history", None), keras.callbacks.History):
         raise WorkloadError(
             f"model(config) calls fit on the {name} that it returns: leave fit out, dagsel trains "
             "the model on the shards, and scores it on samples that it has not seen"
@@ -115,7 +117,9 @@ class _Step(keras.Operation):  # type: ignore[misc, name-defined]
 
     def call(self, inputs: Any, targets: Any) -> Any:
         output = self.model(inputs, training=False)
-        self.n_outputs = getattr(output, "shape", (None,))[-1]
+        # What pads a sequence, and is masked, may have any number as its class.
+        is_masked = get_keras_mask(output) is not None
+        self.n_outputs = None if is_masked else getattr(output, "shape", (None,))[-1]
         self.model.compute_metrics(inputs, targets, output, sample_weight=None)
         return self.model.compute_loss(x=inputs, y=targets, y_pred=output, sample_weight=None)
 
