@@ -147,11 +147,6 @@ _CURES = tuple(
             "loss=lambda output, labels: torch.nn.functional.cross_entropy(output.logits, labels)",
         ),
         (
-            r"list indices must be integers or slices, not str",
-            "a batch of LightningWorkload is a list of its arrays, as in  x, y = batch; with "
-            "batch_fn=lambda batch, config: batch  it has them by name",
-        ),
-        (
             r"'NoneType' object has no attribute 'experiment'",
             "a search has no logger of Lightning: write self.log(name, value), and give "
             "dagsel.optimize observers=[...]",
@@ -167,11 +162,21 @@ _CURES = tuple(
         ),
     )
 )
-#: What the user's code differentiates has no graph, as while a state is scored.
-_NO_GRAPH = re.compile(r"[Tt]ensors does not require grad")
-_KEEP_GRAPH = (
-    "what is differentiated must depend on a tensor with requires_grad=True, and scores are "
-    "computed without gradients: write  with torch.enable_grad():  around it, in the model or loss"
+#: Patterns of a message and of the user's frames, and what to change where both are there.
+_CURES_OF_PLACES = (
+    (  # as while a state is scored
+        re.compile(r"[Tt]ensors does not require grad"),
+        re.compile(r"\bgrad\("),
+        "what is differentiated must depend on a tensor with requires_grad=True, and scores are "
+        "computed without gradients: write  with torch.enable_grad():  around it, in the model or "
+        "loss",
+    ),
+    (
+        re.compile(r"list indices must be integers or slices, not str"),
+        re.compile(r"in (training|validation)_step\b"),
+        "a batch of LightningWorkload is a list of its arrays, as in  x, y = batch; with "
+        "batch_fn=lambda batch, config: batch  it has them by name",
+    ),
 )
 
 
@@ -229,9 +234,12 @@ class Raised:
     @property
     def cure(self) -> str:
         """What to change; empty if it is not known."""
-        if _NO_GRAPH.search(self.message) and re.search(r"\bgrad\(", self.frames):
-            return _KEEP_GRAPH
-        return cure_of(self.message)
+        found = (
+            cure
+            for message, frames, cure in _CURES_OF_PLACES
+            if message.search(self.message) and frames.search(self.frames)
+        )
+        return next(found, "") or cure_of(self.message)
 
 
 def cure_of(message: str) -> str:

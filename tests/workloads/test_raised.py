@@ -69,6 +69,11 @@ def test_the_place_tells_errors_apart_and_not_the_message() -> None:
     assert first.signature != caught(lambda: int("a")).signature
 
 
+def training_step() -> Any:
+    batch: Any = list("ab")
+    return batch["x"]
+
+
 def mixed() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
@@ -110,7 +115,7 @@ def mixed() -> None:
         ),
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([3])), "as many as len(tokenizer)"),
         (lambda: torch.nn.Embedding(3, 2)(torch.tensor([1.0])), 'x.astype("int64")'),
-        (lambda: list("ab")["x"], "batch_fn=lambda batch, config: batch"),  # type: ignore[call-overload]
+        (training_step, "batch_fn=lambda batch, config: batch"),
         (lambda: (torch.ones(1) > 0).mean(), "write .float().mean()"),
         (
             lambda: torch.nn.functional.cross_entropy(CausalLMOutput(), torch.ones(1)),
@@ -148,3 +153,4 @@ def test_the_cure_of_what_is_known(fails: Any, cure: str) -> None:
 
 def test_what_is_not_known_has_none() -> None:
     assert caught(lambda: dict[str, int]()["x"]).cure == ""
+    assert caught(lambda: list("ab")["x"]).cure == ""  # type: ignore[call-overload]
