@@ -52,7 +52,8 @@ class Program:
             return no_draws(lambda: function(arrays, inputs, targets))
 
         self._traced = traced
-        self._jit = jax.jit(traced, donate_argnums=0 if trains else ())
+        # Else which arrays are read is not in the text, and one function would get another's.
+        self._jit = jax.jit(traced, donate_argnums=0 if trains else (), keep_unused=True)
         self._digests: dict[Hashable, str] = {}
         self._trains, self._last_loss = trains, None
 

@@ -226,6 +226,15 @@ def test_trials_whose_numbers_are_in_their_states_share_what_is_compiled() -> No
     assert n_compiled(lambda config: optax.sgd(config["lr"])) == 2
 
 
+def test_what_is_compiled_to_read_another_array_is_another_program() -> None:
+    from dagsel.workloads.compiled import Program
+
+    arrays = [np.float32(1), np.float32(2)]
+    for at in (0, 1):
+        program = Program(lambda arrays, inputs, targets, at=at: arrays[at] * inputs)
+        assert program(arrays, np.float32(3), np.float32(0)) == 3 * arrays[at]
+
+
 def test_what_is_compiled_for_other_constants_is_another_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
