@@ -229,9 +229,12 @@ def test_trials_whose_numbers_are_in_their_states_share_what_is_compiled() -> No
 def test_what_is_compiled_to_read_another_array_is_another_program() -> None:
     from dagsel.workloads.compiled import Program
 
+    def reading(at: int) -> Callable[[Any, Any, Any], Any]:
+        return lambda arrays, inputs, targets: arrays[at] * inputs
+
     arrays = [np.float32(1), np.float32(2)]
     for at in (0, 1):
-        program = Program(lambda arrays, inputs, targets, at=at: arrays[at] * inputs)
+        program = Program(reading(at))
         assert program(arrays, np.float32(3), np.float32(0)) == 3 * arrays[at]
 
 
