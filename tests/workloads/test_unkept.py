@@ -315,3 +315,16 @@ def test_what_is_let_be_is_tried_once_and_changes_no_state() -> None:
     hidden = trained(workload(**model(_rate=1.0), train_fn=counted("_rate")))
     assert n_passes == 4 + 2
     assert seen == hidden
+
+
+def test_on_a_gpu_two_batches_come_to_the_same_if_they_come_near(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "dagsel.workloads.torch.needless.device_of", lambda shard: torch.device("cuda", 0)
+    )
+    for name in ("a cache", "a number that a buffer sets", "a generator that is seeded"):
+        trained(workload(**KEPT[name]))
+    for name in ("a model's number", "a model's switch", "a loss's buffer"):
+        with pytest.raises(WorkloadError, match=LOST[name][1]):
+            trained(workload(**LOST[name][0]))
