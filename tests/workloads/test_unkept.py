@@ -217,12 +217,20 @@ GENERATORS: list[Any] = [
     lambda: np.random.default_rng(0), lambda: np.random.RandomState(0), lambda: random.Random(0),
     lambda: torch.Generator().manual_seed(0),
 ]  # fmt: skip
+
+
+def cache_and_count(it: Any) -> None:
+    cache(it)
+    it.n += 1
+
+
 LOST: dict[str, tuple[dict[str, Any], str]] = {
     "a model's number": (model(count("n"), n=0), r"changed Net\.n, .*register_buffer"),
     "a model's switch": (model(begin, is_ready=False), r"changed Net\.is_ready, .*register_buffer"),
     "a number of PyTorch's layers": (
         model(lambda it: setattr(it.dropout, "p", it.dropout.p / 2)), r"changed Dropout\.p, which"
     ),
+    "the one of two": (model(cache_and_count, n_cached=0, n=0), r"changed Net\.n, which no state"),
     "a model's error": (model(failing, is_over=False), r"changed Net\.is_over, which no state"),
     "an optimizer's number": (optimizer(Own, count("n"), n=0), r"changed 'n' of the Own, .*group"),
     "an optimizer's tensors": (

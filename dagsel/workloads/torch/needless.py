@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,13 +14,13 @@ import numpy as np
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import Config, Visit
 from dagsel.workloads.random_streams import write_streams
-from dagsel.workloads.torch.build import equal, tensors_in
+from dagsel.workloads.torch.build import tensors_in
 from dagsel.workloads.torch.device import Shard, device_of
 from dagsel.workloads.torch.frozen import checksums
 from dagsel.workloads.torch.live import BuiltTrial
 from dagsel.workloads.torch.passes import TrainsOnShards
 from dagsel.workloads.torch.state import Captured
-from dagsel.workloads.torch.unkept import Beside
+from dagsel.workloads.torch.unkept import Beside, Key, same
 
 logger = logging.getLogger("dagsel")
 
@@ -33,7 +33,7 @@ class TriesWithout(TrainsOnShards):
 
     def _check_needless(
         self,
-        changed: Sequence[WorkloadError],
+        changed: Mapping[Key, WorkloadError],
         beside: Beside,
         trial: BuiltTrial,
         captured: Captured,
@@ -41,12 +41,12 @@ class TriesWithout(TrainsOnShards):
         config: Config,
         visit: Visit,
     ) -> None:
-        """Raise the first error of what is lost, unless a trial goes on alike without it.
+        """Raise the error of what is lost, unless a trial goes on alike without it.
 
         A batch is trained on with what the pass has left, and with what is made anew of the state:
         what is set in each forward pass, or a cache, makes no difference.
         """
-        about = (repr({**config}), *map(str, changed))
+        about = (repr({**config}), *map(str, changed.values()))
         needless = _NEEDLESS.setdefault(self, set())
         if about in needless:
             return
@@ -54,37 +54,42 @@ class TriesWithout(TrainsOnShards):
         try:
             left = self._one_batch_on(trial, beside, shard, config, visit)
         except Exception as error:
-            raise changed[0] from error
+            raise next(iter(changed.values())) from error
         trial.free()
         captured.tensors.clear()
         beside.put_back()
         anew = self._trial(captured.state, config, shard, lives=False)
         anew.cursor = None
         made = self._beside(anew.module, anew.optimizer)
-        if not _alike(left, self._one_batch_on(anew, made, shard, config, visit)):
-            raise changed[0]
+        tensors, others = left
+        its_tensors, its_others = self._one_batch_on(anew, made, shard, config, visit)
+        for key, lost in changed.items():
+            if not same(others.get(key), its_others.get(key)):
+                raise lost
+        if not _alike(tensors, its_tensors):
+            raise next(iter(changed.values()))
         needless.add(about)
 
     def _one_batch_on(
         self, trial: BuiltTrial, beside: Beside, shard: Shard, config: Config, visit: Visit
-    ) -> tuple[list[int], list[float], Any]:
+    ) -> tuple[list[int] | list[float], dict[Key, Any]]:
         """Train a trial on another batch.
 
-        Return checksums of what it is then, or norms where two passes come near alone, and what is
+        Return checksums of its tensors, or norms where two passes come near alone, and what is
         beside it.
         """
         self._pass(trial, shard, config, replace(visit, epoch=visit.epoch + 1), lambda: True, None)
         held = [*tensors_in((trial.module.state_dict(), trial.optimizer.state_dict()))]
         if device_of(shard).type == "cpu":
-            return sorted(checksums(held)), [], beside.now()
-        return [], sorted(float(it.double().norm()) for it in held), beside.now()
+            return sorted(checksums(held)), beside.now()
+        return sorted(float(it.double().norm()) for it in held), beside.now()
 
 
-def _alike(one: tuple[list[int], list[float], Any], other: Any) -> bool:
-    if len(one[1]) != len(other[1]):
-        return False
-    are_near = np.allclose(one[1], other[1], rtol=0.01, equal_nan=True)
-    return one[0] == other[0] and are_near and equal(one[2], other[2])
+def _alike(some: list[Any], others: list[Any]) -> bool:
+    if some == others or len(some) != len(others):
+        return some == others
+    are_near = isinstance(some[0], float) and np.allclose(some, others, rtol=0.01, equal_nan=True)
+    return bool(are_near)
 
 
 @cache

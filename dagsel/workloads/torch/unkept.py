@@ -27,6 +27,7 @@ from dagsel.workloads.torch.generators import Generator, is_own, place_of
 _PLAIN = frozenset({int, float, bool})
 #: Parts with the numbers in their attributes.
 _Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
+Key: TypeAlias = tuple[str, int, str, str]
 _STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
 
@@ -76,55 +77,75 @@ class Beside:
         while isinstance(loss, partial):
             loss = loss.func
         self._optimizer, self._loss, self._drawn = optimizer, loss, {**generators}
-        self._of_model = _numbers(_looked_at(module), self._drawn)
-        self._of_optimizer = _numbers(_parts_of_optimizer(optimizer), self._drawn)
-        self._of_loss = _numbers(_parts_of(loss), self._drawn)
-        self._tensors, self._buffers = _tensors(optimizer), _buffers(loss)
-        self._places = self._places_now()
+        self._numbers = {
+            "model": _numbers(_looked_at(module), self._drawn),
+            "optimizer": _numbers(_parts_of_optimizer(optimizer), self._drawn),
+            "loss": _numbers(_parts_of(loss), self._drawn),
+        }
+        self._before = self.now()
 
-    def now(self) -> Any:
-        """Return what all of it is now, to compare with that of another pass."""
-        parts = [*self._of_model, *self._of_optimizer, *self._of_loss]
-        numbers = [repr(_number(part, name)) for part, before in parts for name in before]
-        return numbers, _tensors(self._optimizer), _buffers(self._loss), self._places_now()
+    def now(self) -> dict[Key, Any]:
+        """Return what all of it is now: of what it is, at which of its parts, and its name."""
+        found: dict[Key, Any] = {
+            (of, at, type(part).__name__, name): _number(part, name)
+            for of, parts in self._numbers.items()
+            for at, (part, before) in enumerate(parts)
+            for name in before
+        }
+        tensors = _tensors(self._optimizer), _buffers(self._loss)
+        for of, held in zip(("optimizer", "loss"), tensors, strict=True):
+            found |= {(of, -1, "", name): sums for name, sums in held.items()}
+        for name, generator in self._drawn.items():
+            found["generator", -1, "", name] = place_of(generator)
+        return found
 
     def put_back(self) -> None:
         """Set the numbers of the loss, which all trials have, to what they were."""
-        for part, before in self._of_loss:
+        for part, before in self._numbers["loss"]:
             part.__dict__.update(before)
 
-    def _places_now(self) -> dict[str, Any]:
-        return {name: place_of(generator) for name, generator in self._drawn.items()}
+    def changed(self) -> dict[Key, WorkloadError]:
+        """Return an error for each thing that training has changed, so that it may be lost."""
+        now = self.now().items()
+        return {
+            key: WorkloadError(self._told(*key))
+            for key, value in now
+            if value is not None and not same(self._before.get(key), value)
+        }
 
-    def changed(self) -> Iterator[WorkloadError]:
-        """Yield an error for each thing that training has changed, so it may be lost."""
-        for part, name in _changed(self._of_model):
-            yield WorkloadError(
-                f"training has changed {type(part).__name__}.{name}, which no state holds, so it "
-                "begins anew in each pass over a shard: keep it in a buffer (register_buffer) or "
-                "in get_extra_state, or set it in each forward from what is kept there; if no "
-                "result depends on that, let its name begin with an underscore"
+    def _told(self, of: str, at: int, kind: str, name: str) -> str:
+        if of == "model":
+            return (
+                f"training has changed {kind}.{name}, which no state holds, so it begins anew in "
+                "each pass over a shard: keep it in a buffer (register_buffer) or in "
+                "get_extra_state, or set it in each forward from what is kept there; if no result "
+                "depends on that, let its name begin with an underscore"
             )
-        for name in _lost(self._of_optimizer, self._tensors, _tensors(self._optimizer)):
-            yield WorkloadError(
+        if of == "optimizer":
+            return (
                 f"training has changed {name!r} of the {type(self._optimizer).__name__}, which its "
                 "state_dict() does not hold, so it begins anew in each pass over a shard: keep it "
                 "in self.state or in a parameter group; if no result depends on that, let its name "
                 "begin with an underscore"
             )
-        for name, place in self._places_now().items():
-            if not equal(self._places[name], place):
-                yield WorkloadError(
-                    f"training draws from {name!r}, a generator of random numbers that no state "
-                    "holds, so another worker or a replay would see other numbers: call torch, "
-                    "numpy.random or random themselves, whose streams travel with the trial"
-                )
-        for name in _lost(self._of_loss, self._buffers, _buffers(self._loss)):
-            yield WorkloadError(
+        if of == "loss":
+            return (
                 f"training has changed {name!r} of the loss, which all trials of a worker share "
                 "and no state holds: let the model hold it, and return it with its output; if no "
                 "result depends on that, let its name begin with an underscore"
             )
+        return (
+            f"training draws from {name!r}, a generator of random numbers that no state holds, so "
+            "another worker or a replay would see other numbers: call torch, numpy.random or "
+            "random themselves, whose streams travel with the trial"
+        )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two things that `Beside.now` has found are alike, also if both are NaN."""
+    if type(one) in _PLAIN:
+        return one is other or repr(one) == repr(other)
+    return equal(one, other)
 
 
 def _looked_at(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -164,22 +185,6 @@ def _is_a_users(kind: type) -> bool:
 def _number(part: Any, name: str) -> Any:
     value = vars(part).get(name)
     return value if type(value) in _PLAIN else None
-
-
-def _changed(numbers: _Numbers) -> Iterator[tuple[Any, str]]:
-    for part, before in numbers:
-        for name, value in before.items():
-            now = _number(part, name)
-            if now is not None and now is not value and repr(now) != repr(value):
-                yield part, name
-
-
-def _lost(
-    numbers: _Numbers, before: Mapping[str, list[int]], after: Mapping[str, list[int]]
-) -> list[str]:
-    """Return the names of numbers and of tensors, by their checksums, that have changed."""
-    changed = [name for name, sums in after.items() if before.get(name) != sums]
-    return [*(name for _, name in _changed(numbers)), *changed]
 
 
 def _parts_of(loss: Any) -> list[Any]:

@@ -395,7 +395,7 @@ class TorchWorkload(TriesWithout, GivesModules, Reconfigures, FitsData, PoolsMet
             module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
             beside = self._beside(module, optimizer)
             batches = self._pass(trial, shard, config, visit, should_stop, gang)
-            changed = [*beside.changed()]
+            changed = beside.changed()
             meta = {"seed": trial.seed, **batches.place(), **trial.unfrozen()}
             if self._leaves_out:
                 self._check_frozen(trial.frozen, state.meta, config)
@@ -406,7 +406,7 @@ class TorchWorkload(TriesWithout, GivesModules, Reconfigures, FitsData, PoolsMet
                 check_names(state, captured, module, trial.frozen.may_lack())
                 state = captured.state
             if gang is not None:
-                say_untried(*map(str, changed))
+                say_untried(*map(str, changed.values()))
             elif changed:
                 self._check_needless(changed, beside, trial, captured, shard, config, visit)
             elif not batches.stopped:
