@@ -10,7 +10,7 @@ SMALL: dict[str, list[str]] = {
     "cluster_and_resume.py": ["--workers=1", "--trials=4", "--epochs=3"],
     "csv_table.py": ["--rows=3000", "--trials=3", "--epochs=9"],
     "digits.py": [],
-    "gateway.py": ["--local", "--workers=1", "--epochs=10"],
+    "gateway.py": ["--local", "--workers=1", "--epochs=10", "--budget=30 worker-s"],
     "hermes.py": ["--trials=4", "--epochs=4", "--quantum=2 s", "--goal=0.8"],
     "image_folder.py": ["--pictures=60", "--trials=3", "--epochs=6"],
     "lightning_cnn.py": ["--trials=3", "--epochs=3"],
