@@ -69,6 +69,7 @@ from .helpers import (
     log_anew,
     look_up,
     of,
+    own_cluster,
     spawned_cluster,
 )
 
@@ -443,12 +444,6 @@ class Hostile(SyntheticWorkload):
         return super().train(state, shard, config, **rest)
 
 
-@pytest.fixture
-def own_cluster() -> Iterator[LocalCluster]:
-    with spawned_cluster(2, "500 MB", logging.CRITICAL) as cluster:
-        yield cluster
-
-
 REASONS = {
     "exit": "workers were lost while",
     "sys.exit": "the trial's code raised SystemExit('enough'), which would end the worker",
@@ -465,11 +460,15 @@ MOST_LOST = (MOST_UNBEGUN + 2) * DispatchConfig(1).max_strikes - 1
 
 @pytest.mark.parametrize("does", REASONS)
 def test_a_bad_unit_fails_its_trial_and_no_other(
-    does: str, own_cluster: LocalCluster, digits: ShardedDataset, run_dir: str
+    does: str, digits: ShardedDataset, run_dir: str
 ) -> None:
     configs = {0: {"does": does}, 1: {}, 2: {}, 3: {}}
     workload = Hostile(seconds=0.02, n_batches=2)
-    with Client(own_cluster, set_as_default=False) as client:
+    eats = does == "eat"
+    with (
+        spawned_cluster(2, "500 MB", logging.CRITICAL) if eats else own_cluster(2) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
         with engine_for(client, digits, workload, run_dir) as engine:
             engine.submit(Round(1, tuple(Chain(t, range(1, 3), 4) for t in configs)), configs)
 
@@ -607,12 +606,10 @@ def test_a_run_ends_for_a_resume_once_the_store_fails_on_all_workers(
     assert "go on with dagsel.resume" in failure.reason
 
 
-def test_a_hung_unit_is_bounded(
-    own_cluster: LocalCluster, digits: ShardedDataset, run_dir: str
-) -> None:
+def test_a_hung_unit_is_bounded(digits: ShardedDataset, run_dir: str) -> None:
     limits = {"unit_timeout_s": 1.0, "grace_s": 0.5, "max_strikes": 2}
     configs = {0: {"does": "hang"}, 1: {}}
-    with Client(own_cluster, set_as_default=False) as client:
+    with own_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
         with engine_for(client, digits, Hostile(), run_dir, dispatch=limits) as engine:
             engine.submit(Round(1, tuple(Chain(t, range(1, 2), 4) for t in configs)), configs)
 
