@@ -117,7 +117,7 @@ def plain_pytorch(
 def changed(shard: Mapping[str, Any], place: int, seed: int) -> dict[str, torch.Tensor]:
     """Change a sample as `augment` does, with random numbers of its own."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` keeps the stack of its call
         return augment({name: torch.as_tensor(rows[place]) for name, rows in shard.items()}, {})
 
 
