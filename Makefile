@@ -56,8 +56,13 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
 
+# Else each of the processes that run tests would compile all that they import, at the same time. Once is enough.
+$(VENV)/.compiled: $(VENV)/.dev
+	$(BIN)/python -m pytest -q --collect-only tests > /dev/null
+	@touch $@
+
 # What reads the code runs beside what runs it. With -j2, what root installs comes beside what pip does.
-test: $(VENV)/.dev chromium
+test: $(VENV)/.dev chromium $(VENV)/.compiled
 	$(MAKE) -j2 checks tests
 
 checks: lint types imports doctest
@@ -196,7 +201,7 @@ $(NEWEST): $(VENV)/.dev
 newest: $(NEWEST)
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=20 $(BIN)/python -m pytest -q tests/laws tests/execution/test_churn.py
 
-newest-short: $(NEWEST)
+newest-short: $(NEWEST) $(VENV)/.compiled
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=2 $(BIN)/python -m pytest -q tests/laws/test_laws.py tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
