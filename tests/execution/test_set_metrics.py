@@ -21,7 +21,6 @@ from tests.conftest import Optimize
 from .helpers import own_cluster, validation_of
 from .interrupted import interrupt, stopping_after
 
-torchmetrics = pytest.importorskip("torchmetrics")
 N_SHARDS = 4
 FLOW = RandomSearch(max_epochs=3, n_trials=3)
 
@@ -31,6 +30,8 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 def workload(**more: Any) -> dagsel.TorchWorkload:
+    # Here, as its import takes seconds in each process that collects tests.
+    torchmetrics = pytest.importorskip("torchmetrics")
     metrics = {
         "auroc": dagsel.metrics.auroc,
         "f1": dagsel.metrics.f1,

@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
-from transformers import (
-    DataCollatorForLanguageModeling,
-    DataCollatorWithPadding,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
-)
 
 import dagsel.metrics
 from dagsel.errors import WorkloadError
@@ -90,7 +84,7 @@ class TestClassifier(WorkloadSuite):
     gang_tolerance = None  # dropout
 
     def make_workload(self) -> HFWorkload:
-        collator = DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))
+        collator = transformers.DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))
         return lm(model=bert, collator=collator, metrics=["accuracy"], precision="bf16")
 
     def make_arrays(self, seed: int) -> dict[str, Any]:
@@ -228,7 +222,7 @@ def test_what_is_sent_to_a_device_trains_as_what_is_there(
     device: HostDevice, options: dict[str, Any]
 ) -> None:
     if options.get("collator"):
-        options = {"collator": DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))}
+        options = {"collator": transformers.DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))}
     resident = by_units(lm(**options), tokens)
     assert device.n_sent == 0
     assert by_units(lm(**options, device_memory=0), tokens) == resident
@@ -238,8 +232,8 @@ def test_what_is_sent_to_a_device_trains_as_what_is_there(
 def test_collators_of_transformers_and_tokenizers_make_the_same_batches() -> None:
     words = tokenizer(pad_token="[PAD]")
     for model, arrays, collator in (
-        (bert, reviews, DataCollatorWithPadding(words)),
-        (gpt2, tokens, DataCollatorForLanguageModeling(words, mlm=False)),
+        (bert, reviews, transformers.DataCollatorWithPadding(words)),
+        (gpt2, tokens, transformers.DataCollatorForLanguageModeling(words, mlm=False)),
         (bert, reviews, lambda rows: review_batch(rows)),
     ):
         wanted = by_units(lm(model=model, bucket_by=None), arrays)
@@ -251,7 +245,7 @@ def test_several_labels_a_sample_are_the_same_with_any_collator() -> None:
     words = tokenizer(pad_token="[PAD]")
     labels = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.0]])
     batch = {"input_ids": [torch.tensor([1, 2]), torch.tensor([3])], "labels": labels}
-    for collator in (None, words, DataCollatorWithPadding(words)):
+    for collator in (None, words, transformers.DataCollatorWithPadding(words)):
         made = made_of(lm(collator=collator), batch)
         assert torch.equal(made["labels"], labels)
         assert made["labels"].dtype == labels.dtype
@@ -273,8 +267,10 @@ def test_rows_are_filled_up_where_and_with_what_the_tokenizer_says() -> None:
 def test_a_decoder_that_classifies_finds_the_last_token_without_a_tokenizer() -> None:
     three: dict[str, Any] = {"num_labels": 3}
 
-    def decoder(config: Any) -> GPT2ForSequenceClassification:
-        return GPT2ForSequenceClassification(GPT2Config(**TINY, **ENDS, **three, pad_token_id=3))
+    def decoder(config: Any) -> transformers.GPT2ForSequenceClassification:
+        return transformers.GPT2ForSequenceClassification(
+            transformers.GPT2Config(**TINY, **ENDS, **three, pad_token_id=3)
+        )
 
     workload = lm(model=decoder)
     state, data = workload.init({}, 0), reviews(1)
@@ -374,7 +370,7 @@ def test_a_loss_of_ones_own_gets_the_output_and_the_labels() -> None:
 
 def test_masks_are_drawn_from_the_trial_and_for_scores_always_the_same() -> None:
     words = tokenizer(pad_token="[PAD]", mask_token="w5")
-    workload = lm(model=bert_mlm, collator=DataCollatorForLanguageModeling(words))
+    workload = lm(model=bert_mlm, collator=transformers.DataCollatorForLanguageModeling(words))
     states = [by_units(workload, tokens, stop)[0] for stop in (None, 1)]
     assert states[0] == states[1]
     shard = workload.prepare(tokens(9))
@@ -424,7 +420,7 @@ def test_options_of_torch_workloads_do_here_what_they_do_there() -> None:
 def test_checkpointing_computes_activations_anew() -> None:
     calls: list[int] = []
 
-    def counted(config: Any) -> GPT2LMHeadModel:
+    def counted(config: Any) -> transformers.GPT2LMHeadModel:
         model: Any = gpt2(config)
         model.transformer.h[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
         return model

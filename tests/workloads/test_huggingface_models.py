@@ -12,19 +12,8 @@ import numpy as np
 import optuna
 import pytest
 import torch
+import transformers
 from distributed import Client, LocalCluster
-from peft import LoraConfig, get_peft_model
-from transformers import (
-    AutoModelForCausalLM,
-    BertModel,
-    BloomConfig,
-    BloomForCausalLM,
-    DataCollatorForLanguageModeling,
-    DataCollatorWithPadding,
-    GPT2LMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 import dagsel
 from dagsel.errors import WorkloadError
@@ -33,6 +22,7 @@ from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.workloads import HFWorkload, Visit
 from dagsel.workloads.base import DataOutline, checks
 from tests.workloads.tiny_transformers import (
+    adapted,
     bert,
     gpt2,
     lm,
@@ -100,7 +90,7 @@ def test_a_search_exports_what_transformers_and_peft_read(tmp_path: Path, optimi
             "target_modules": ["c_attn"],
             "fan_in_fan_out": True,
         }
-        return get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**given))
+        return adapted(transformers.AutoModelForCausalLM.from_pretrained(base), **given)
 
     whole = lm(collator=tokenizer(pad_token="[PAD]"))
     flow = RandomSearch(max_epochs=2, n_trials=2)
@@ -135,7 +125,7 @@ CASES: dict[str, tuple[Any, str, Any]] = {
         None,
     ),
     "no loss": (
-        lambda: lm(model=lambda config: BertModel(small_bert())),
+        lambda: lm(model=lambda config: transformers.BertModel(small_bert())),
         "the loss of BertModel needs the labels 'labels', and no column gives them",
         tokens,
     ),
@@ -192,16 +182,18 @@ CASES: dict[str, tuple[Any, str, Any]] = {
 
 
 def wrong_target(config: Any) -> Any:
-    return get_peft_model(gpt2(config), LoraConfig(target_modules=["q_proj"]))
+    return adapted(gpt2(config), target_modules=["q_proj"])
 
 
 def frozen(config: Any) -> Any:
     return gpt2(config).requires_grad_(False)
 
 
-def bloom(config: Any) -> BloomForCausalLM:
+def bloom(config: Any) -> transformers.BloomForCausalLM:
     ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
-    return BloomForCausalLM(BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=24, **ends))
+    return transformers.BloomForCausalLM(
+        transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=24, **ends)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -245,24 +237,27 @@ def test_a_column_that_the_model_does_not_take_is_said_once(
         ({"max_grad_norm": -1.0}, "max_grad_norm must be a number above 0, got -1.0"),
         ({"loss": 3}, "loss must be a function"),
         ({"metrics": ["bleu"]}, "dagsel has no metric 'bleu'"),
-        ({"collator": DataCollatorWithPadding}, "got the class DataCollatorWithPadding"),
+        ({"collator": "a class"}, "got the class DataCollatorWithPadding"),
         ({"model": "gpt2"}, r"write model=lambda config: AutoModel.*from_pretrained\('gpt2'\)"),
         (
-            {"model": GPT2LMHeadModel},
+            {"model": "a class of models"},
             r"got the class GPT2LMHeadModel; write .*: GPT2LMHeadModel.from_pretrained\(\.\.\.\)",
         ),
-        ({"model": GPT2LMHeadModel.from_pretrained}, r"write .*: GPT2LMHeadModel.from_pretrained"),
+        ({"model": "a method"}, r"write .*: GPT2LMHeadModel.from_pretrained"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
     padded = tokenizer(pad_token="[PAD]", mask_token="w5")
     known = {
-        "tokenizer": tokenizer(), "collator": DataCollatorWithPadding(tokenizer()),
-        "seed": DataCollatorForLanguageModeling(padded, seed=3),
-        "pads": DataCollatorWithPadding(padded),
+        "tokenizer": tokenizer(), "collator": transformers.DataCollatorWithPadding(tokenizer()),
+        "seed": transformers.DataCollatorForLanguageModeling(padded, seed=3),
+        "pads": transformers.DataCollatorWithPadding(padded),
+        "a class": transformers.DataCollatorWithPadding,
+        "a class of models": transformers.GPT2LMHeadModel,
+        "a method": transformers.GPT2LMHeadModel.from_pretrained,
     }  # fmt: skip
-    if "collator" in options:
-        options = {**options, "collator": known.get(options["collator"], options["collator"])}
+    for name, value in options.items():
+        options = {**options, name: known.get(value, value) if isinstance(value, str) else value}
     with pytest.raises(WorkloadError, match=says):
         lm(**options)
 
@@ -273,7 +268,7 @@ def test_packing_for_a_model_of_one_label_a_row_is_refused() -> None:
 
 
 def test_data_that_fits_is_not_refused(tmp_path: Path) -> None:
-    def t5(config: Any) -> T5ForConditionalGeneration:
+    def t5(config: Any) -> transformers.T5ForConditionalGeneration:
         small: dict[str, Any] = {
             "d_model": 16,
             "d_kv": 8,
@@ -282,9 +277,11 @@ def test_data_that_fits_is_not_refused(tmp_path: Path) -> None:
             "num_heads": 2,
         }
         small |= {"decoder_start_token_id": 0}
-        return T5ForConditionalGeneration(T5Config(**small, vocab_size=24))
+        return transformers.T5ForConditionalGeneration(
+            transformers.T5Config(**small, vocab_size=24)
+        )
 
-    pads = DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))
+    pads = transformers.DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))
     pairs = {**tokens(0), "labels": RaggedArray.of(texts(1))}
     for number, (workload, arrays) in enumerate((
         (lm(), tokens(0)),

@@ -23,8 +23,6 @@ from dagsel.workloads.describe import describe
 from dagsel.workloads.named_metrics import directions, metric_functions
 from dagsel.workloads.pooled import Pool, pooled_values
 
-torchmetrics = pytest.importorskip("torchmetrics")
-
 
 def cut(output: NDArray[Any], target: NDArray[Any], n: int, batch: int) -> Any:
     """Cut a set into shards, and these into batches."""
@@ -167,16 +165,20 @@ def test_names_directions_and_descriptions() -> None:
     assert described(lambda o, t: 1.0) != described(lambda o, t: 2.0)
 
 
-class Whole(torchmetrics.Metric):  # type: ignore[misc, name-defined, unused-ignore]
-    """Needs its whole state to be updated."""
+def whole() -> Any:
+    """Make a metric that needs its whole state to be updated."""
+    torchmetrics = pytest.importorskip("torchmetrics")
 
-    full_state_update = True
+    class Whole(torchmetrics.Metric):  # type: ignore[misc, name-defined, unused-ignore]
+        full_state_update = True
 
-    def update(self, output: Any, target: Any) -> None:
-        raise AssertionError
+        def update(self, output: Any, target: Any) -> None:
+            raise AssertionError
 
-    def compute(self) -> Any:
-        raise AssertionError
+        def compute(self) -> Any:
+            raise AssertionError
+
+    return Whole()
 
 
 def half(output: Any, target: Any) -> float:
@@ -187,15 +189,15 @@ half.over = "shard"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
-    ("metric", "message"),
+    ("make", "message"),
     [
-        (Whole(), "metric 'm': Whole cannot be merged from shards .*over_set"),
-        (half, "metric 'm': over must be \"batch\" or \"set\", got 'shard'"),
+        (whole, "metric 'm': Whole cannot be merged from shards .*over_set"),
+        (lambda: half, "metric 'm': over must be \"batch\" or \"set\", got 'shard'"),
     ],
 )
-def test_what_cannot_be_merged_is_said_before_anything_trains(metric: Any, message: str) -> None:
+def test_what_cannot_be_merged_is_said_before_anything_trains(make: Any, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
-        dagsel.SklearnWorkload(lambda config: None, metrics={"m": metric})
+        dagsel.SklearnWorkload(lambda config: None, metrics={"m": make()})
 
 
 def test_a_result_that_is_no_number_and_outputs_that_are_no_tensor_are_refused() -> None:

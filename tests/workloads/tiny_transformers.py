@@ -6,22 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.nn import functional as F
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    get_cosine_schedule_with_warmup,
-    get_linear_schedule_with_warmup,
-)
 
 from dagsel.storage import RaggedArray
 from dagsel.workloads import HFWorkload
@@ -41,22 +29,22 @@ TINY: dict[str, Any] = {
 ENDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
 
 
-def gpt2(config: Any, **options: Any) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(GPT2Config(**TINY, **ENDS, **options))
+def gpt2(config: Any, **options: Any) -> transformers.GPT2LMHeadModel:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY, **ENDS, **options))
 
 
-def small_bert(num_labels: int = 3) -> BertConfig:
+def small_bert(num_labels: int = 3) -> transformers.BertConfig:
     small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     small |= {"num_labels": num_labels}
-    return BertConfig(**small, intermediate_size=16, vocab_size=24)
+    return transformers.BertConfig(**small, intermediate_size=16, vocab_size=24)
 
 
-def bert(config: Any, num_labels: int = 3) -> BertForSequenceClassification:
-    return BertForSequenceClassification(small_bert(num_labels))
+def bert(config: Any, num_labels: int = 3) -> transformers.BertForSequenceClassification:
+    return transformers.BertForSequenceClassification(small_bert(num_labels))
 
 
-def bert_mlm(config: Any) -> BertForMaskedLM:
-    return BertForMaskedLM(small_bert())
+def bert_mlm(config: Any) -> transformers.BertForMaskedLM:
+    return transformers.BertForMaskedLM(small_bert())
 
 
 def texts(seed: int, n: int = N) -> list[Any]:
@@ -82,9 +70,9 @@ def reviews(seed: int, n: int = N) -> dict[str, Any]:
     return {"input_ids": RaggedArray.of(ids), "label": np.array([int(row[0]) % 3 for row in ids])}
 
 
-def tokenizer(**options: Any) -> PreTrainedTokenizerFast:
+def tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
     vocabulary = {"[PAD]": 0, **{f"w{k}": k for k in range(1, 24)}}
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="w1")), **options
     )
 
@@ -98,11 +86,11 @@ def sgd(parameters: Any, config: Any) -> torch.optim.SGD:
 
 
 def warmed(optimizer: Any, config: Any) -> Any:
-    return get_linear_schedule_with_warmup(optimizer, 3, 20)
+    return transformers.get_linear_schedule_with_warmup(optimizer, 3, 20)
 
 
 def cosine(optimizer: Any, config: Any) -> Any:
-    return get_cosine_schedule_with_warmup(optimizer, 3, 20)
+    return transformers.get_cosine_schedule_with_warmup(optimizer, 3, 20)
 
 
 def lm(**options: Any) -> HFWorkload:
@@ -110,13 +98,15 @@ def lm(**options: Any) -> HFWorkload:
     return HFWorkload(**{**given, **options})
 
 
-def without_dropout(config: Any) -> GPT2LMHeadModel:
+def without_dropout(config: Any) -> transformers.GPT2LMHeadModel:
     return gpt2(config, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 
 
-def llama(config: Any) -> LlamaForCausalLM:
+def llama(config: Any) -> transformers.LlamaForCausalLM:
     small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**small, intermediate_size=16, vocab_size=24, **ENDS))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**small, intermediate_size=16, vocab_size=24, **ENDS)
+    )
 
 
 def lora(config: Any) -> Any:
@@ -126,18 +116,23 @@ def lora(config: Any) -> Any:
         "fan_in_fan_out": True,
         "lora_dropout": 0.1,
     }
-    return get_peft_model(gpt2(config), LoraConfig(**given, task_type="CAUSAL_LM"))
+    return adapted(gpt2(config), **given)
 
 
-def pretrained() -> GPT2LMHeadModel:
+def adapted(model: Any, **options: Any) -> Any:
+    import peft  # here, as its import takes seconds in each process that collects tests
+
+    return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options))
+
+
+def pretrained() -> transformers.GPT2LMHeadModel:
     torch.manual_seed(11)
     return gpt2({})
 
 
 def around(config: Any, base: Any) -> Any:
     given: dict[str, Any] = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
-    peft = LoraConfig(r=2, lora_dropout=0.1, task_type="CAUSAL_LM", **given)
-    return get_peft_model(base, peft)
+    return adapted(base, r=2, lora_dropout=0.1, **given)
 
 
 def by_hand(config: Any) -> Any:
