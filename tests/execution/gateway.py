@@ -20,7 +20,7 @@ c.DaskGateway.address = "127.0.0.1:{private}"
 c.Proxy.address = "127.0.0.1:{public}"
 c.UnsafeLocalBackend.clusters_directory = "{folder}"
 c.LocalClusterConfig.scheduler_cmd = ["{dask}", "scheduler"]
-c.LocalClusterConfig.worker_cmd = ["{dask}", "worker", "--resources", "TRAIN=1"]
+c.LocalClusterConfig.worker_cmd = ["{dask}", "worker", "--no-dashboard", "--resources", "TRAIN=1"]
 c.LocalClusterConfig.cluster_max_workers = 4
 c.LocalClusterConfig.worker_threads = 2
 c.LocalClusterConfig.worker_memory = "1 G"
