@@ -21,7 +21,7 @@ SMALL: dict[str, list[str]] = {
     "own_flow.py": ["--trials=4", "--epochs=3"],
     "own_workload.py": ["--trials=4", "--epochs=3"],
     "pbt.py": ["--population=4", "--epochs=4"],
-    "seer.py": ["--deadline=60 s", "--budget=60 worker-s", "--samples=1500", "--epochs=20"],
+    "seer.py": ["--deadline=60 s", "--budget=30 worker-s", "--samples=1500", "--epochs=20"],
     "sklearn_sgd.py": ["--trials=6", "--epochs=2"],
     "text.py": ["--reviews=800", "--trials=3", "--epochs=3"],
 }
