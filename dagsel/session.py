@@ -220,6 +220,8 @@ class Session:
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
             most = None if own is None else own.most_workers
+            if own is None:
+                within_s = min(within_s, call.worker_timeout_s)
             where = (call.client, call.cluster)
             here = stack.enter_context(
                 connect(*where, n_workers=n_own, most_workers=most, within_s=within_s)

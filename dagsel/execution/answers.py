@@ -1,18 +1,35 @@
-"""Calls to all workers that do not wait for ever for one that does not answer."""
+"""Calls to a cluster that do not wait for ever, or in silence, for one that does not answer."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from distributed import Client
 
 T = TypeVar("T")
 
+#: What takes longer than this is told of.
+TELL_AFTER_S = 2.0
 #: So long may a worker take to say that it is there.
 _ANSWER_S = 2.0
+
+logger = logging.getLogger("dagsel")
+
+
+@contextmanager
+def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
+    """Log what is waited for, if it takes longer than `TELL_AFTER_S`."""
+    notice = threading.Timer(TELL_AFTER_S, lambda: logger.warning("%s", waiting()))
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:

@@ -7,9 +7,8 @@ import math
 import multiprocessing
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,11 +21,12 @@ from distributed.system import MEMORY_LIMIT
 from dagsel.checks import short_traceback, shown
 from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution import fork_server
-from dagsel.execution.connection import client_to
+from dagsel.execution.answers import told_if_slow
+from dagsel.execution.connecting import check_answers, connected
 from dagsel.execution.held_shards import shards_that_fit
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
-from dagsel.execution.quiet_servers import QuietNanny, look_seldom, seldom, silent
+from dagsel.execution.quiet_servers import QuietNanny, look_seldom, seldom
 from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.execution.spec_cluster import add_workers, end_workers
 from dagsel.planning.capacity import ClusterCapacity
@@ -46,7 +46,6 @@ __all__ = [
     "local_cluster",
     "own_since",
     "own_until",
-    "told_if_slow",
     "warm_up",
     "why_fewer_copies",
     "why_no_room",
@@ -58,8 +57,6 @@ logger = logging.getLogger("dagsel")
 #: Seconds from the request for a worker process on this machine to its first unit, with PyTorch
 #: imported in it: 1.7 to 2.8 were measured on two cores, by what else ran on them.
 LOCAL_STARTUP_S = 2.5
-#: What takes longer than this is told of.
-TELL_AFTER_S = 2.0
 #: So often it is seen whether workers have come.
 _LOOK_S = 0.02
 _ADDRESS = re.compile(r"(?!https?:)[a-z+-]+://.+|[^\s/]+:[0-9]+")  # http:// is a dashboard's
@@ -298,10 +295,11 @@ def connect(
     A client, the address of a scheduler, or a cluster object of Dask is used and left as it was.
     With neither, a cluster is started on this machine, and closed at the end; with
     ``cluster="cuda"`` likewise. It begins with `n_workers`, by default one a core, or one a GPU;
-    it is waited for CPU workers so many seconds. Raises a `ClusterError` if there is no scheduler
-    at the address, no GPU or dask-cuda, or no worker in that time.
+    it is waited for a scheduler's answer, or for CPU workers, so many seconds. Raises a
+    `ClusterError` if no scheduler answers, there is no GPU or dask-cuda, or no worker comes.
     """
     if isinstance(client, Client):
+        check_answers(client, within_s)
         yield client
     elif client is None and cluster in (None, "cuda"):
         began = time.monotonic()
@@ -316,36 +314,8 @@ def connect(
         finally:
             close(here)
     else:
-        address = client if client is not None else cluster
-        patience = dask.config.get("distributed.comm.timeouts.connect")
-        waiting = f"no answer from {address} yet; a scheduler is looked for there for {patience}"
-        try:
-            with told_if_slow(lambda: waiting):
-                own = client_to(address)
-        except (OSError, TypeError, ValueError) as error:
-            raise ClusterError(
-                f"no scheduler at {address}: {error}; take the address that it prints as it "
-                "starts, and see that this machine reaches it"
-            ) from None
-        with own:
-            try:
-                yield own
-            finally:
-                if own.status == "connecting":  # its end would be logged with a traceback
-                    with silent("distributed.client"):
-                        own.close()
-
-
-@contextmanager
-def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
-    """Log what is waited for, if it takes longer than `TELL_AFTER_S`."""
-    notice = threading.Timer(TELL_AFTER_S, lambda: logger.warning("%s", waiting()))
-    notice.daemon = True
-    notice.start()
-    try:
-        yield
-    finally:
-        notice.cancel()
+        with connected(client if client is not None else cluster, within_s) as own:
+            yield own
 
 
 def close(cluster: Any, *, timeout_s: float = 3.0) -> None:

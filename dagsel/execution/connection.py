@@ -10,36 +10,8 @@ from distributed import Client
 
 from dagsel.errors import ClusterError
 
-#: So long after Dask's own time for a connection.
-_GRACE_S = 1.0
 #: So often a command that waits for its answer looks at the connection.
 _LOOK_S = 0.2
-
-
-class PromptClient(Client):
-    """A client that says soon what keeps it from its scheduler.
-
-    Dask's waits forever for a server that accepts connections and says nothing, as a scheduler's
-    dashboard is, and where it is refused it is open still: its end takes the program's a minute.
-    """
-
-    async def _start(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            async with asyncio.timeout(self._timeout + _GRACE_S):
-                return await super()._start(*args, **kwargs)  # type: ignore[no-untyped-call]
-        except TimeoutError:
-            await self._close()
-            raise TimeoutError("what listens there does not answer as a scheduler does") from None
-        except Exception:
-            await self._close()
-            raise
-
-
-def client_to(address: Any) -> Client:
-    """Open a client to a scheduler's address, or to a cluster object of Dask."""
-    kind: Any = PromptClient
-    client: Client = kind(address, set_as_default=False)
-    return client
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +36,15 @@ class Connection:
         A scheduler that only pauses keeps its connection.
         """
         if not self.is_there:
-            raise self._lost()
+            raise self.lost()
 
     @property
     def is_there(self) -> bool:
         """Whether it never broke."""
         return self.client.status == "running" and self.client.scheduler_comm is self.stream
 
-    def _lost(self) -> ClusterError:
+    def lost(self) -> ClusterError:
+        """Return the error of a connection that broke."""
         return ClusterError(
             f"the scheduler at {self.address} is gone, or the connection to it broke"
         )
@@ -89,6 +62,6 @@ class Connection:
                 self.check()
             await logging
         except OSError as error:  # the client has not noticed yet
-            raise self._lost() from error
+            raise self.lost() from error
         finally:
             logging.cancel()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from dagsel.console import span
-from dagsel.execution.cluster import told_if_slow
+from dagsel.execution.answers import told_if_slow
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.spec_cluster import end_workers
 from dagsel.planning.bill import Bill

@@ -307,7 +307,7 @@ def test_a_diverged_trial_says_so(tmp_path: Path) -> None:
 def test_a_scheduler_that_does_not_answer_is_named_while_it_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dagsel.execution.cluster.TELL_AFTER_S", 0.0)
+    monkeypatch.setattr("dagsel.execution.answers.TELL_AFTER_S", 0.0)
     with pytest.raises(errors.ClusterError):
         search_nowhere(tmp_path)
     assert "no answer from tcp://127.0.0.1:9 yet" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, SpecCluster, Status, Worker
 
 from dagsel.dispatch.units import Chain, Round
-from dagsel.execution import cluster as cluster_module
+from dagsel.execution import answers as answers_module
 from dagsel.execution import spec_cluster as spec_cluster_module
 from dagsel.execution.cluster import connect
 from dagsel.execution.elastic import elastic_for
@@ -144,7 +144,7 @@ def test_one_that_does_not_come_is_waited_for_with_an_end_and_goes_when_it_comes
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(spec_cluster_module, "CLOSE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(cluster_module, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(answers_module, "TELL_AFTER_S", 0.1)
     monkeypatch.setattr(Late, "may_come", threading.Event())
     workers = {0: {"cls": Worker, "options": {"nthreads": 1}}}
     with (
