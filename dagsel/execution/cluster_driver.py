@@ -6,8 +6,10 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 from distributed import Client
 
@@ -35,6 +37,18 @@ class Return(NamedTuple):
     in_order: Callable[[], list[str]]
 
 
+@dataclass(slots=True)
+class SizeBefore:
+    """How large a cluster was before the searches that scale it, and how many of them go on."""
+
+    n_workers: int
+    n_searches: int = 0
+
+
+#: By cluster object. The searches of this process change it one at a time.
+_BEFORE: WeakKeyDictionary[Any, SizeBefore] = WeakKeyDictionary()
+_COUNTING = threading.Lock()
+
 #: A size to reach, addresses of workers to close, or None to end the thread.
 Request: TypeAlias = Size | Return | frozenset[str] | None
 
@@ -60,6 +74,8 @@ class ClusterDriver(ABC):
         self.on_closed: Callable[[Collection[str]], None] = lambda workers: None
         self.taken: set[str] = set()  # names of workers that went at notice and do not come back
         self.closing: set[str] = set()  # workers that are to be closed, and have not been
+        self._before: SizeBefore | None = None  # once it has scaled the cluster
+        self._left: SizeBefore | None = None  # from the end of that until the cluster has its size
         self._requests: list[Request] = []
         self._changed = threading.Condition()
         self._troubles: list[str] = []
@@ -167,6 +183,35 @@ class ClusterDriver(ABC):
         if addresses:
             self.closing |= addresses
             self._request(addresses)
+
+    def remember_size(self) -> None:
+        """Remember how large the cluster is, unless another search that scales it has done so."""
+        with _COUNTING:
+            if self._before is None:
+                if self.cluster not in _BEFORE:
+                    _BEFORE[self.cluster] = SizeBefore(self.wanted + self.under_way)
+                self._before = _BEFORE[self.cluster]
+                self._before.n_searches += 1
+
+    def leave(self) -> int | None:
+        """Scale the cluster no more; return the size to give it back.
+
+        None if it was not scaled, or another search that scales it goes on.
+        """
+        with _COUNTING:
+            before, self._before = self._before, None
+            if before is None:
+                return None
+            self._left = before
+            before.n_searches -= 1
+            return None if before.n_searches else before.n_workers
+
+    def forget_size(self) -> None:
+        """Forget the size, once the cluster has it again: unless a search scales it by now."""
+        with _COUNTING:
+            before, self._left = self._left, None
+            if before is not None and not before.n_searches:
+                _BEFORE.pop(self.cluster, None)
 
     def give_back(self, n_workers: int, in_order: Callable[[], list[str]]) -> None:
         """Have as many workers as before a run: give up those still to come, close the others.

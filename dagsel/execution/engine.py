@@ -216,8 +216,7 @@ class DaskEngine:
         self._outbox.clear()
         self._loads.clear()
         if not self._connection.is_there:  # each of these would wait for it
-            if self.driver is not None:
-                self.driver.close(timeout_s=0.0)
+            self._workforce.give_up()
             self._end_bill()
             return
         for leave in (

@@ -38,7 +38,6 @@ class Workforce:
     _names: dict[str, str] = field(default_factory=dict)  # of workers that can run units
     _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
     _found: frozenset[str] = frozenset()  # workers that were there before the run
-    _n_before: int | None = None  # workers that the cluster was to have before we changed it
     _n_wanted: int | None = None  # workers that it is to have; None if nobody has said
     _n_asked: int | None = None  # workers that were asked for again
     _asked_at: float = -math.inf  # unless one has been lost since
@@ -222,26 +221,35 @@ class Workforce:
     def give_back(self, there: Callable[[], set[str]]) -> None:
         """Leave the cluster as large as it was, without the workers that came for this run.
 
-        `there` returns the workers that the cluster has.
+        While another search of this process scales it, that one does so at its end. `there` returns
+        the workers that the cluster has.
         """
         driver = self.driver
         if driver is None:
             return
         if driver.own_since is not None:  # it is closed next
-            driver.close(timeout_s=0.0)
+            self.give_up()
             end_workers(driver.cluster)
             return
-        if self._n_before is not None:
-            driver.give_back(self._n_before, lambda: sorted(there(), key=self._stays))
+        if (n_before := driver.leave()) is not None:
+            driver.give_back(n_before, lambda: sorted(there(), key=self._stays))
         kind = type(driver.cluster).__name__
         with told_if_slow(
             lambda: f"the {kind} has not closed the workers yet that the search gave back"
         ):
             is_done = driver.close()
+        driver.forget_size()
         for trouble in driver.troubles():
             logger.warning("giving workers back: %s", trouble)
         if not is_done:
             logger.warning("the cluster is still being scaled")
+
+    def give_up(self) -> None:
+        """Scale the cluster no more, and wait for nothing."""
+        if self.driver is not None:
+            self.driver.close(timeout_s=0.0)
+            self.driver.leave()
+            self.driver.forget_size()
 
     def _closed(self, workers: Collection[str]) -> None:
         """Bill workers no longer that the cluster has closed."""
@@ -271,8 +279,7 @@ class Workforce:
         driver = self.driver
         assert driver is not None
         self._asked_at = self.now()
-        if self._n_before is None:
-            self._n_before = driver.wanted + driver.under_way
+        driver.remember_size()
 
         def on_scaled() -> None:
             # A cluster may have taken fewer, or have kept some that start just now.

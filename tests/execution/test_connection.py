@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import dask.config
 import pytest
@@ -104,9 +105,10 @@ def test_a_frozen_scheduler_is_waited_for_as_long_as_for_a_worker(
     monkeypatch.setattr(connecting, "_LEAST_S", 0.5)
     goes_on = threading.Event()
     with threads_of_this_process(1) as their:
-        address = their.scheduler.address
+        cluster: Any = their.cluster
+        address = cluster.scheduler_address
         with Client(address, set_as_default=False) as client:
-            their.cluster.loop.add_callback(goes_on.wait)
+            cluster.loop.add_callback(goes_on.wait)
             try:
                 with (
                     caplog.at_level(logging.WARNING),  # the cluster has silenced all handlers

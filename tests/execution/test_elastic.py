@@ -10,7 +10,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import optuna
@@ -86,6 +87,34 @@ def test_processes_come_and_the_named_ones_go_for_good() -> None:
         assert staying in there(client)
         assert arrivals(client) == 4  # 1, then 3, then the user's own
     assert processes() <= before
+
+
+def test_the_last_search_that_scales_a_cluster_leaves_it_as_large_as_the_first_found_it(
+    digits: ShardedDataset, tmp_path: Path
+) -> None:
+    workload = SyntheticWorkload()
+    with cluster_of(1) as (cluster, client), ExitStack() as second:
+        with engine_for(
+            client, digits, workload, f"{tmp_path}/first", driver=elastic_for(client)
+        ) as engine:
+            engine.scale(2)
+            client.wait_for_workers(2, timeout=TIMEOUT_S)
+            other = engine_for(
+                client, digits, workload, f"{tmp_path}/second", driver=elastic_for(client)
+            )
+            second.enter_context(other).scale(3)
+            client.wait_for_workers(3, timeout=TIMEOUT_S)
+        assert len(there(client)) == 3  # the second search goes on
+        second.close()
+        assert len(there(client)) == len(cluster.worker_spec) == 1
+        cluster.scale(2)  # what was before is forgotten
+        client.wait_for_workers(2, timeout=TIMEOUT_S)
+        with engine_for(
+            client, digits, workload, f"{tmp_path}/third", driver=elastic_for(client)
+        ) as engine:
+            engine.scale(3)
+            client.wait_for_workers(3, timeout=TIMEOUT_S)
+        assert len(there(client)) == len(cluster.worker_spec) == 2
 
 
 class Asked(Nanny):
