@@ -43,6 +43,7 @@ from dagsel.execution.engine import DaskEngine
 from dagsel.execution.pools import check_pools, driver_for
 from dagsel.execution.process import torch_dtype
 from dagsel.execution.run_spec import RunSpec
+from dagsel.execution.user_modules import digests_here
 from dagsel.flow import Context, Flow, Goal
 from dagsel.history.record import Record
 from dagsel.history.result import Run
@@ -277,6 +278,7 @@ class Session:
             dtype=torch_dtype(),
             hold=call.hold,
             cache_dir=call.cache_dir,
+            modules=digests_here(),
         )
 
     def _cluster_driver(self, call: Call, here: Client) -> ClusterDriver:

@@ -13,9 +13,7 @@ import gc
 import os
 import re
 import signal
-import site
 import sys
-import sysconfig
 import threading
 import time
 import warnings
@@ -30,6 +28,8 @@ from typing import Any, NamedTuple
 import distributed.utils
 import psutil
 from dask.system import CPU_COUNT
+
+from dagsel.execution.user_modules import INSTALLED, digests_here
 
 #: What a process has in memory that has imported PyTorch and Dask, and nothing else.
 _IMPORTS_BYTES = 400 << 20
@@ -50,15 +50,6 @@ _TASKS = Path("/proc/self/task")
 _in_copy = False
 #: What the modules of the user's held when the server was copied; None if it is no copy.
 _held: dict[str, dict[str, _Kept]] | None = None
-#: Where Python and what is installed stand.
-_INSTALLED = tuple(
-    f"{path}{os.sep}"
-    for path in {
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
-)
 _thread = threading.local()
 
 
@@ -203,7 +194,7 @@ def _users_modules() -> dict[str, dict[str, _Kept]]:
         if name.partition(".")[0] not in ("dagsel", "__main__", "__mp_main__")
         # Some libraries put other objects there.
         and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
-        and not file.startswith(_INSTALLED)
+        and not file.startswith(INSTALLED)
     }
 
 
@@ -237,6 +228,7 @@ def _copy(path: Any, command: Sequence[Any], passed: Sequence[int]) -> int:
     """Run the program of ``python -c`` in a copy; return its process identifier."""
     global _held
     _held = _users_modules()
+    digests_here()  # the copy has what was imported here, be the files changed by then
     for stream in (sys.stdout, sys.stderr):  # or the copy would have the text as well
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()

@@ -106,6 +106,7 @@ class RunSpec:
     seed: int  # seed of the run
     # Versions that a worker must have, by package.
     versions: Mapping[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)  # digests of the user's, by name
     # Threads that PyTorch trains with; None leaves them as they are. Sums of another number of
     # threads differ in their last bits.
     threads: int | None = None

@@ -66,6 +66,7 @@ from dagsel.execution.run_spec import (
 )
 from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
+from dagsel.execution.user_modules import why_stale
 from dagsel.state import State
 from dagsel.storage.shared_folder import NoRoomError
 
@@ -111,6 +112,8 @@ class TrainingPlugin(WorkerPlugin):
         try:
             check_here(self.spec.versions)
             workload = await self._load_workload()
+            if text := await asyncio.to_thread(why_stale, self.spec.modules):
+                self._tell(messages.Note(text))
             self.spec = replace(self.spec, workload=b"")  # a base in it may be most of the memory
             check_gpu_resource(worker.state.total_resources, gpus_seen())
             if text := why_on_cpu(worker.state.total_resources):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -351,6 +352,36 @@ def test_a_module_that_workers_cannot_import_is_named(
     monkeypatch.setitem(sys.modules, "only_here", here)
     with pytest.raises(errors.ClusterError, match="'only_here'; install it on the workers, or"):
         optimize(torch_workload(model=model))
+
+
+def test_a_module_that_was_changed_after_workers_had_imported_it_is_named(
+    optimize: Optimize,
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = tmp_path / "mine_by_path.py"
+    module.write_text(
+        "from dagsel.testing.synthetic import SyntheticWorkload\n\n\n"
+        "class Mine(SyntheticWorkload): ...\n"
+    )
+    client.run(exec, f"import sys; sys.path.append({str(tmp_path)!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("mine_by_path")
+    try:
+        optimize(mine.Mine(), metric="value", run_dir=tmp_path / "first")
+        assert "mine_by_path" not in caplog.text
+        module.write_text(f"{module.read_text()}# changed\n")
+        optimize(mine.Mine(), metric="value", run_dir=tmp_path / "old")
+        assert "mine_by_path" not in caplog.text  # all have what there was
+        importlib.reload(mine)
+        optimize(mine.Mine(), metric="value", run_dir=tmp_path / "new")
+        told = "mine_by_path on the workers is not what it is here: a file was changed"
+        assert caplog.text.count(told) == 1
+    finally:
+        client.run(exec, "import sys; sys.path.pop(); sys.modules.pop('mine_by_path', None)")
+        sys.modules.pop("mine_by_path")
 
 
 def test_a_data_set_out_of_the_workers_reach_is_named(optimize: Optimize) -> None:

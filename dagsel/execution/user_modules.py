@@ -1,0 +1,75 @@
+"""Whether a worker has imported the same modules of the user's as the driver.
+
+A function of a module is sent by name. A worker keeps what it has imported, also when the file is
+changed, and would train what the file held before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import site
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+#: By module, what it was imported by and the digest of its source, as first seen by a search. One
+#: that is imported anew has another specification.
+_SEEN: dict[str, tuple[ModuleSpec, str]] = {}
+_LOOKING = threading.Lock()
+#: Where Python and what is installed stand.
+INSTALLED = tuple(
+    f"{path}{os.sep}"
+    for path in {
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
+_OURS = ("__main__", "dagsel")
+
+
+def digests_here() -> dict[str, str]:
+    """Return the digest of the source of each module of the user's, as it was imported here."""
+    return {name: digest for name in list(sys.modules) if (digest := _digest(name))}
+
+
+def why_stale(theirs: Mapping[str, str]) -> str:
+    """Say which modules this process has imported from another source; empty if none is.
+
+    `theirs` are the digests of the driver.
+    """
+    stale = sorted(name for name, digest in theirs.items() if _digest(name) not in ("", digest))
+    if not stale:
+        return ""
+    return (
+        f"{', '.join(stale)} on the workers is not what it is here: a file was changed after it "
+        "had been imported; the search trains what the workers have: let them import it again by "
+        "client.restart(), and this process by importlib.reload or as it starts again"
+    )
+
+
+def _digest(name: str) -> str:
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if not isinstance(spec, ModuleSpec) or not isinstance(origin, str) or not _is_users(name, spec):
+        return ""
+    with _LOOKING:
+        seen = _SEEN.get(name)
+        if seen is None or seen[0] is not spec:
+            try:
+                source = Path(origin).read_bytes()
+            except OSError:
+                return ""
+            seen = _SEEN[name] = spec, hashlib.sha256(source).hexdigest()
+        return seen[1]
+
+
+def _is_users(name: str, spec: ModuleSpec) -> bool:
+    origin = spec.origin or ""
+    is_source = spec.has_location and origin.endswith(".py")
+    return is_source and name.partition(".")[0] not in _OURS and not origin.startswith(INSTALLED)
