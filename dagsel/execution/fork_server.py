@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -23,6 +23,7 @@ import dask.config
 import distributed.utils
 from distributed import LocalCluster
 from distributed.deploy.cluster import Cluster
+from distributed.utils import silence_logging_cmgr
 
 from dagsel.execution import copied_server
 
@@ -47,6 +48,8 @@ _FOR_WORKERS = frozenset(
 
 _lock = threading.Lock()
 _n_open = 0
+_n_silent = 0
+_silence = ExitStack()
 _set_here: dict[str, str] = {}  # in the environment
 
 
@@ -164,10 +167,12 @@ class OwnCluster(LocalCluster):
         self._takes_from_server = begin(as_copy=True)  # it imports while the scheduler starts
         if self._takes_from_server:
             _count(+1)
+        _silence_dask(+1)
+        self._is_silent = True
         try:
             super().__init__(**options)  # type: ignore[no-untyped-call]
         except BaseException:
-            self._leave_server()
+            self._leave()
             raise
 
     def _update_worker_status(self, op: Any, msg: Any) -> None:
@@ -182,9 +187,12 @@ class OwnCluster(LocalCluster):
         try:
             await super()._close()  # type: ignore[no-untyped-call]
         finally:
-            self._leave_server()
+            self._leave()
 
-    def _leave_server(self) -> None:
+    def _leave(self) -> None:
+        if self._is_silent:
+            self._is_silent = False
+            _silence_dask(-1)
         if self._takes_from_server:
             self._takes_from_server = False
             _count(-1)
@@ -196,3 +204,19 @@ def _count(n: int) -> None:
     with _lock:
         _n_open += n
         dask.config.set({METHOD: "forkserver" if _n_open else "spawn"})
+
+
+def _silence_dask(n: int) -> None:
+    """Count our clusters that are open; Dask logs errors alone until the last is closed.
+
+    Each would give Dask's log the level back that it has found: then the first that is closed would
+    end the silence of the others.
+    """
+    global _n_silent
+    with _lock:
+        _n_silent += n
+        if not _n_silent:
+            _silence.close()
+        elif _n_silent == n:
+            for name in ("distributed", "bokeh"):
+                _silence.enter_context(silence_logging_cmgr(logging.ERROR, name))

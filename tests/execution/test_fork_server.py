@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import random
 import signal
@@ -235,3 +237,19 @@ def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
     with LocalCluster(**seen) as theirs, Client(theirs, set_as_default=False) as client:
         with urllib.request.urlopen(dashboard_of(client)) as page:
             assert page.status == 200
+
+
+def test_dask_logs_errors_alone_until_the_last_of_our_clusters_is_closed() -> None:
+    theirs, logs = logging.getLogger("distributed"), logging.StreamHandler(io.StringIO())
+    theirs.addHandler(logs)
+    levels = []
+    try:
+        with local_cluster(1) as first:
+            with local_cluster(1):
+                levels.append(logs.level)
+                first.close()
+                levels.append(logs.level)
+            levels.append(logs.level)
+    finally:
+        theirs.removeHandler(logs)
+    assert levels == [logging.ERROR, logging.ERROR, logging.NOTSET]
