@@ -5,6 +5,7 @@ A run has one session, and one more each time that it goes on after an interrupt
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
@@ -24,6 +25,7 @@ from dagsel.driver.runner import Runner
 from dagsel.errors import (
     AllTrialsFailedError,
     DagselError,
+    RunDirError,
     RunDirLockedError,
     TooLittleTimeError,
 )
@@ -410,7 +412,9 @@ class Session:
             # Of a run that has ended, a resume tells the study what it lacks.
             is_over = isinstance(error, AllTrialsFailedError | TooLittleTimeError)
             is_lost = isinstance(error, RunDirLockedError)
-            if is_over:
+            if isinstance(error, RunDirError) and error.errno == errno.ENOENT:
+                self.driver.fail_live("its run_dir was deleted")
+            elif is_over:
                 drop_states(self.record, self.folder)
             elif journal.has_entries and self.visits is None and not is_lost:
                 kept = f"the run is kept: go on with  {self.again or self.resume_call}"

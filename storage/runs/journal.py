@@ -100,9 +100,13 @@ class Journal:
                     raise OSError("another process writes to it too")
                 self._end = _End(last + 1, end.n_bytes, end.n_segments + 1)
         except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError) and end.n_records > 0
             text = self._folder.hide(str(error))
             failed = RunDirError(
-                f"cannot append to the journal of {self._folder.url}: {text}; mend that, and "
+                f"the journal of {self._folder.url} was deleted while the search ran, which nobody "
+                "can resume; begin again with another run_dir"
+                if is_gone
+                else f"cannot append to the journal of {self._folder.url}: {text}; mend that, and "
                 "go on with dagsel.resume"
             )
             failed.errno = error.errno  # a full disk may have room again

@@ -16,12 +16,14 @@ from typing import Any
 
 import attacked
 import dask
+import optuna
 import pytest
 from distributed import Client, LocalCluster
 
 import dagsel
 from dagsel.errors import ClusterError, RunDirError
 from dagsel.storage import RunDir, ShardedDataset
+from tests.conftest import Optimize
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,21 @@ def test_a_call_that_fails_before_anything_begins_leaves_its_folder_free(
     with pytest.raises(ClusterError):
         dagsel.replay(str(tmp_path / "run"), "tcp://127.0.0.1:9", **again)
     assert dagsel.replay(str(tmp_path / "run"), client, **again).record.notes == []
+
+
+def test_a_search_whose_journal_is_deleted_ends_its_trials_and_promises_no_resume(
+    optimize: Optimize, client: Client, run_dir: str
+) -> None:
+    study = optuna.create_study(direction="maximize")
+
+    def delete(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        (Path(run_dir) / "journal.jsonl").unlink(missing_ok=True)
+
+    with pytest.raises(RunDirError, match="was deleted while the search ran") as error:
+        optimize(study=study, client=client, callbacks=[delete])
+    assert "the run is kept" not in str(error.value)
+    assert not hasattr(error.value, "__notes__")
+    assert not study.get_trials(states=[optuna.trial.TrialState.RUNNING])
 
 
 def test_a_run_of_which_nothing_has_begun_begins_when_it_is_resumed(
