@@ -117,7 +117,10 @@ def standing(run: Run, driver: str = "") -> Answer:
     record, folder = run.record, run.run_dir
     facts = Facts.read(Settings.from_json(folder.about(), folder.url))
     snapshot = Snapshot.of(record, run.metric, _units_per_second(record), facts)
-    snapshot = replace(snapshot, is_driven=bool(driver))
+    if not driver:  # nothing trains
+        snapshot = replace(
+            snapshot, is_driven=False, n_workers=0, units_per_second=0.0, left_s=None
+        )
     is_over = record.finished and not record.interrupted
     state = "running" if driver else "ended" if is_over else "interrupted"
     told = {

@@ -188,7 +188,7 @@ class Snapshot:
         parts = [f"{self.n_epochs} of {self.n_decided} epochs"]
         if self.n_total is not None:
             parts.append(f"{self.n_ended} of {counted(self.n_total, 'trial')} ended")
-        if self.left_s is not None and self.is_driven:
+        if self.left_s is not None:
             parts.append(f"{from_to(*self.left_s)} for the rest of the epochs")
         return " · ".join(parts)
 

@@ -126,7 +126,9 @@ def test_a_killed_driver_leaves_a_run_that_is_told_as_interrupted(tmp_path: Path
         wait_until(lambda: has_epochs(tmp_path / "run"), "an epoch")
         process.kill()
         process.wait(60)
-    assert asked("status", "run", cwd=tmp_path)["state"] == "interrupted"
+    stands = asked("status", "run", cwd=tmp_path)
+    assert stands["state"] == "interrupted"
+    assert (stands["workers"], stands["units_per_second"], stands["seconds_left"]) == (0, 0, None)
     assert "--resume" in call("status", "run", cwd=tmp_path).stdout
     last = call("watch", "run", "--json", cwd=tmp_path).stdout.splitlines()[-1]
     assert json.loads(last)["state"] == "interrupted"
