@@ -217,6 +217,6 @@ def _silence_dask(n: int) -> None:
         _n_silent += n
         if not _n_silent:
             _silence.close()
-        elif _n_silent == n:
+        elif n > 0:  # what logs there since another was opened is silenced as well
             for name in ("distributed", "bokeh"):
                 _silence.enter_context(silence_logging_cmgr(logging.ERROR, name))

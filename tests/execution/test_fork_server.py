@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,12 @@ def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
             assert page.status == 200
 
 
-def test_dask_logs_errors_alone_until_the_last_of_our_clusters_is_closed() -> None:
+def test_dask_logs_errors_alone_until_the_last_of_our_clusters_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Other tests may have one open.
+    monkeypatch.setattr("dagsel.execution.fork_server._n_silent", 0)
+    monkeypatch.setattr("dagsel.execution.fork_server._silence", ExitStack())
     theirs, logs = logging.getLogger("distributed"), logging.StreamHandler(io.StringIO())
     theirs.addHandler(logs)
     levels = []
