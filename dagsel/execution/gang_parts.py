@@ -62,12 +62,20 @@ class GangParts:
         return workload
 
     @contextmanager
-    def lead(self, unit: Unit, binding: Assignment, how: How) -> Iterator[Gang]:
-        """Form a gang: the dispatcher calls the others here, and tells them how they train."""
+    def lead(
+        self, unit: Unit, binding: Assignment, how: How, stop: threading.Event
+    ) -> Iterator[Gang]:
+        """Form a gang: the dispatcher calls the others here, and tells them how they train.
+
+        Once `stop` is set nobody is called any more. Whoever sets it ends a wait by `abandon`.
+        """
         attempt, packed = binding.attempt, b64encode(cloudpickle.dumps(how)).decode()
 
         def call(rank: int, port: int) -> None:
-            self._tell(GangCalls(unit, attempt, rank, port, packed))
+            if stop.is_set():  # before it could be ended
+                self.abandon(unit, attempt, "told to stop")
+            else:
+                self._tell(GangCalls(unit, attempt, rank, port, packed))
 
         def waits(end: Callable[[str], None]) -> None:
             self._waits[unit, attempt] = end

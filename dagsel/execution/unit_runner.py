@@ -221,8 +221,7 @@ class UnitRunner:
         if begin is None:
             seed = np.random.SeedSequence([self._spec.seed, unit.trial]).generate_state(1)[0]
             begin = State(self._workload.init(how.config, int(seed)).buffer, is_spare=True)
-        should_stop = ShouldStop(stop, binding.max_seconds)
-        trained, began = self._train(unit, begin, how, binding, should_stop, clock)
+        trained, began = self._train(unit, begin, how, binding, stop, clock)
         visited = Visited(unit, self._address, binding, trained, clock, began, clock.now())
         if not trained.finished:
             return self._suspend(visited)
@@ -244,10 +243,11 @@ class UnitRunner:
         state: State,
         how: How,
         binding: Assignment,
-        should_stop: ShouldStop,
+        stop: threading.Event,
         clock: UnitClock,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
+        should_stop = ShouldStop(stop, binding.max_seconds)
         visit = visit_of(self._spec, unit, binding.shard, how.value)
         train = with_halved(self._workload, how.halvings).train
         shards = self.shards.use(binding.shard, "train")
@@ -257,14 +257,14 @@ class UnitRunner:
                 alone = train(state, shard, how.config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
-            with shards as shard, self.gangs.lead(unit, binding, how) as gang:
+            with shards as shard, self.gangs.lead(unit, binding, how, stop) as gang:
                 began = clock.now()
                 together = self.gangs.workload(how).train_gang(
                     state, shard, how.config, visit=visit, should_stop=should_stop, gang=gang
                 )
                 return together, began
         except GangBrokenError as error:
-            if not should_stop():  # else the wait for the others was ended
+            if not stop.is_set():  # else the wait for the others was ended
                 self._tell(GangBroke(unit, str(error)))
             raise Reschedule from error
 

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from distributed import Reschedule
 
-from dagsel.dispatch.events import UnitTrains
+from dagsel.dispatch.events import GangBroke, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError, OutOfMemoryError
 from dagsel.execution import raising, state_cache
@@ -417,6 +417,37 @@ def test_a_leader_that_is_told_to_stop_waits_for_no_other(tmp_path: Path) -> Non
     with pytest.raises(Reschedule):
         leader.train(UNIT, Assignment(shard=0, gang=2), {}, None)
     assert [type(told) for told in workers.told] == [UnitTrains, GangCalls]  # it has not broken
+
+
+def test_a_leader_that_was_told_to_stop_before_it_waits_calls_nobody(tmp_path: Path) -> None:
+    class Stops(Ranks):
+        def init(self, config: Any, seed: int) -> State:
+            leader.stop(StopUnit(UNIT, 1))
+            return super().init(config, seed)
+
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Stops()
+    leader = workers.come("tcp://127.0.0.1:1")
+    with pytest.raises(Reschedule):
+        leader.train(UNIT, Assignment(shard=0, gang=2), {}, None)
+    assert [type(told) for told in workers.told] == [UnitTrains]
+
+
+def test_a_gang_that_breaks_when_its_time_is_over_has_broken(tmp_path: Path) -> None:
+    """Else one that always breaks would be tried without end in turns."""
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Ranks()
+    leader = workers.come("tcp://127.0.0.1:1")
+
+    def abandon(notice: Any) -> None:
+        workers.told.append(notice)
+        if isinstance(notice, GangCalls):
+            leader.gangs.abandon(UNIT, 1, "a test")
+
+    leader.gangs._tell = abandon
+    with pytest.raises(Reschedule):
+        leader.train(UNIT, Assignment(shard=0, gang=2, max_seconds=0.0), {}, None)
+    assert [type(told) for told in workers.told] == [UnitTrains, GangCalls, GangBroke]
 
 
 def test_a_worker_that_cannot_join_a_gang_says_why(tmp_path: Path) -> None:
