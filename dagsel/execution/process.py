@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -54,7 +55,16 @@ def this_process(pid: int) -> str:
 def seconds_since_start() -> float:
     """Return for how long the process has been there that started this one: mostly a nanny's."""
     this = psutil.Process()  # perhaps the first one of a container
-    return max(0.0, time.time() - float((this.parent() or this).create_time()))
+    first = this.parent() or this
+    try:  # since the machine was started: its clock may have been set since
+        told = Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()
+        began, now = (
+            int(told[19]) / os.sysconf("SC_CLK_TCK"),
+            time.clock_gettime(time.CLOCK_BOOTTIME),
+        )
+    except (OSError, AttributeError):  # not Linux
+        began, now = first.create_time(), time.time()
+    return max(0.0, now - began)
 
 
 def torch_threads() -> int | None:

@@ -24,6 +24,7 @@ from dagsel.errors import ClusterError
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.elastic import _ByName, elastic_for
+from dagsel.execution.process import seconds_since_start
 from dagsel.execution.workforce import Workforce
 from dagsel.flows import RandomSearch
 from dagsel.messages import Note
@@ -625,6 +626,15 @@ def test_a_worker_may_be_the_first_process_of_a_container() -> None:
     code += "print(os.getpid(), os.getppid(), 0.0 <= age() < 600.0)"
     told = subprocess.run([*contained, sys.executable, "-c", code], capture_output=True, text=True)
     assert told.stdout.split() == ["1", "0", "True"], told.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_knows_its_age_though_the_clock_was_set_since_the_machine_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, now = seconds_since_start(), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600.0)
+    assert before <= seconds_since_start() < before + 3600.0
 
 
 def test_workers_that_were_there_before_the_run_are_there_after_it(
