@@ -9,15 +9,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from dagsel.checks import refuse_elsewhere, short_traceback
 from dagsel.errors import SearchError
-from dagsel.flow.argument_names import NAMES, SEARCH_NAMES, STUDY_NAMES
+from dagsel.flow.argument_names import NAMES, PATIENT, RANDOM, SEARCH_NAMES, STUDY_NAMES
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FLOW = "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)"
+_FLOW = f"write {RANDOM}"
 _ASHA = "write flow=dagsel.flows.ASHA(max_epochs=9, n_trials=20)"
 _WORKLOAD = "write workload=dagsel.TorchWorkload(...), which takes it"
-_PATIENCE = "write flow=dagsel.flows.EarlyStopping(flow, patience=5)"
+_PATIENCE = f"write {PATIENT}"
 _DATA = 'write data=ShardedDataset.write("data.zarr", {"x": x, "y": y}, ...), which takes it'
 _SHARE = "a fifth of data=(x, y) is held out; write data=ShardedDataset.write(..., validation=0.2)"
 #: Arguments that `dagsel.optimize` does not take, Optuna's and others', and what to write instead.

@@ -75,6 +75,7 @@ def named_arguments(
     refuse = short_traceback(refuse_elsewhere)
 
     def checked(function: Callable[P, T]) -> Callable[P, T]:
+        """Return the function that says so."""
         known = inspect.signature(function).parameters
 
         @functools.wraps(function)
@@ -235,6 +236,16 @@ def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
     return any(own != name and own in names for own, name in zip(known, names, strict=False))
 
 
+def as_called(function: Any) -> Any:
+    """Return what tells the arguments of a function, or of a class.
+
+    The metaclass of a class, as that of Flax's modules, may take whatever comes.
+    """
+    if not isinstance(function, type):
+        return function
+    return functools.partial(getattr(function, "__init__"), None)  # noqa: B009
+
+
 def check_call(name: str, function: Any, arguments: str, instead: str | None) -> None:
     """Raise a `WorkloadError` if a function is not called with these arguments, in this order.
 
@@ -256,10 +267,7 @@ takes them in another order; write def loss(output, target): ...
             f"{name} must be a function, called as {name}({arguments}), got {shown(function)}; "
             f"write {name}={instead}"
         )
-    called: Any = function
-    if isinstance(function, type):  # its metaclass, as that of Flax's modules, takes whatever comes
-        called = functools.partial(getattr(function, "__init__"), None)  # noqa: B009
-    if takes_in_another_order(called, arguments.split(", ")):
+    if takes_in_another_order(as_called(function), arguments.split(", ")):
         raise WorkloadError(
             f"{name} is called as {name}({arguments}), and {shown(function)} takes them in "
             f"another order; write def {name}({arguments}): ..."

@@ -254,7 +254,7 @@ class GangCalls:
 
 @dataclass(frozen=True, slots=True)
 class AbandonGang:
-    """Wait no longer for the other workers of a unit's gang: one will not come. To its leader."""
+    """The leader of a unit's gang is to wait for the others no longer."""
 
     unit: Unit
     attempt: int

@@ -29,7 +29,7 @@ import distributed.utils
 import psutil
 from dask.system import CPU_COUNT
 
-from dagsel.execution.user_modules import INSTALLED, digests_here
+from dagsel.execution.user_modules import digests_here, users_modules
 
 #: What a process has in memory that has imported PyTorch and Dask, and nothing else.
 _IMPORTS_BYTES = 400 << 20
@@ -171,7 +171,7 @@ def is_outdated() -> bool:
     """
     if _held is None:
         return False
-    now = _users_modules()
+    now = _held_by_users()
     return any(
         not _is_same(before, now.get(name, {}).get(key))
         for name, held in _held.items()
@@ -186,15 +186,11 @@ def end() -> None:
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _users_modules() -> dict[str, dict[str, _Kept]]:
-    """Return what the modules hold that are neither Python's, nor installed, nor dagsel's."""
+def _held_by_users() -> dict[str, dict[str, _Kept]]:
+    """Return what each module of the user's holds."""
     return {
         name: {key: _kept(held) for key, held in [*vars(module).items()] if key[:2] != "__"}
-        for name, module in [*sys.modules.items()]
-        if name.partition(".")[0] not in ("dagsel", "__main__", "__mp_main__")
-        # Some libraries put other objects there.
-        and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
-        and not file.startswith(INSTALLED)
+        for name, module in users_modules().items()
     }
 
 
@@ -227,7 +223,7 @@ def _is_same(before: _Kept, now: _Kept | None) -> bool:
 def _copy(path: Any, command: Sequence[Any], passed: Sequence[int]) -> int:
     """Run the program of ``python -c`` in a copy; return its process identifier."""
     global _held
-    _held = _users_modules()
+    _held = _held_by_users()
     digests_here()  # the copy has what was imported here, be the files changed by then
     for stream in (sys.stdout, sys.stderr):  # or the copy would have the text as well
         with suppress(AttributeError, OSError, ValueError):

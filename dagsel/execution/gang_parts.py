@@ -26,6 +26,8 @@ from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
 
+_TOLD_TO_STOP = "told to stop"
+
 
 class How(NamedTuple):
     """What a training unit gets beside state and shard."""
@@ -73,7 +75,7 @@ class GangParts:
 
         def call(rank: int, port: int) -> None:
             if stop.is_set():  # before it could be ended
-                self.abandon(unit, attempt, "told to stop")
+                self.abandon(unit, attempt)
             else:
                 self._tell(GangCalls(unit, attempt, rank, port, packed))
 
@@ -88,15 +90,15 @@ class GangParts:
         finally:
             self._waits.pop((unit, attempt), None)
 
-    def abandon(self, unit: Unit, attempt: int, reason: str) -> None:
+    def abandon(self, unit: Unit, attempt: int, reason: str = _TOLD_TO_STOP) -> None:
         """End the leader's wait for the others, if it waits."""
         if (end := self._waits.get((unit, attempt))) is not None:
             threading.Thread(target=end, args=(reason,), name="dagsel-gang", daemon=True).start()
 
-    def abandon_all(self, reason: str) -> None:
+    def abandon_all(self) -> None:
         """End the waits of all gangs that this worker leads."""
         for unit, attempt in list(self._waits):
-            self.abandon(unit, attempt, reason)
+            self.abandon(unit, attempt)
 
     def join(self, call: JoinGang, begin: Callable[[Callable[[], None]], object]) -> None:
         """Train in a gang that another worker leads, in the thread that `begin` gives it."""

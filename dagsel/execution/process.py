@@ -57,14 +57,12 @@ def seconds_since_start() -> float:
     this = psutil.Process()  # perhaps the first one of a container
     first = this.parent() or this
     try:  # since the machine was started: its clock may have been set since
-        told = Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()
-        began, now = (
-            int(told[19]) / os.sysconf("SC_CLK_TCK"),
-            time.clock_gettime(time.CLOCK_BOOTTIME),
-        )
+        after_name = Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()
+        began_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     except (OSError, AttributeError):  # not Linux
-        began, now = first.create_time(), time.time()
-    return max(0.0, now - began)
+        began_s, now_s = float(first.create_time()), time.time()
+    return max(0.0, now_s - began_s)
 
 
 def torch_threads() -> int | None:

@@ -398,12 +398,12 @@ class UnitRunner:
     def stop(self, order: messages.StopUnit) -> None:
         """Stop a unit at its next batch, or before its first."""
         self._stops.tell(order.unit, order.attempt)
-        self.gangs.abandon(order.unit, order.attempt, "told to stop")
+        self.gangs.abandon(order.unit, order.attempt)
 
     def stop_all(self) -> None:
         """Stop what trains at its next batch, and let nothing begin any more."""
         self._stops.tell_all()
-        self.gangs.abandon_all("told to stop")
+        self.gangs.abandon_all()
 
     def drop(self, shard: int) -> None:
         """Forget a shard."""

@@ -15,13 +15,14 @@ import threading
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 #: By module, what it was imported by and the digest of its source, as first seen by a search. One
 #: that is imported anew has another specification.
 _SEEN: dict[str, tuple[ModuleSpec, str]] = {}
 _LOOKING = threading.Lock()
 #: Where Python and what is installed stand.
-INSTALLED = tuple(
+_INSTALLED = tuple(
     f"{path}{os.sep}"
     for path in {
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -29,12 +30,25 @@ INSTALLED = tuple(
         site.getusersitepackages(),
     }
 )
-_OURS = ("__main__", "dagsel")
+_OURS = ("dagsel", "__main__", "__mp_main__")
+
+
+def users_modules() -> dict[str, ModuleType]:
+    """Return the modules that are neither Python's, nor installed, nor dagsel's, by name."""
+    return {
+        name: module
+        for name, module in [*sys.modules.items()]
+        if name.partition(".")[0] not in _OURS
+        # Some libraries put other objects there.
+        and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
+        and not file.startswith(_INSTALLED)
+    }
 
 
 def digests_here() -> dict[str, str]:
     """Return the digest of the source of each module of the user's, as it was imported here."""
-    return {name: digest for name in list(sys.modules) if (digest := _digest(name))}
+    modules = users_modules().items()
+    return {name: digest for name, module in modules if (digest := _digest(name, module))}
 
 
 def why_stale(theirs: Mapping[str, str]) -> str:
@@ -42,7 +56,8 @@ def why_stale(theirs: Mapping[str, str]) -> str:
 
     `theirs` are the digests of the driver.
     """
-    stale = sorted(name for name, digest in theirs.items() if _digest(name) not in ("", digest))
+    here = digests_here()
+    stale = sorted(name for name in here.keys() & theirs.keys() if here[name] != theirs[name])
     if not stale:
         return ""
     return (
@@ -52,24 +67,16 @@ def why_stale(theirs: Mapping[str, str]) -> str:
     )
 
 
-def _digest(name: str) -> str:
-    module = sys.modules.get(name)
+def _digest(name: str, module: ModuleType) -> str:
     spec = getattr(module, "__spec__", None)
-    origin = getattr(spec, "origin", None)
-    if not isinstance(spec, ModuleSpec) or not isinstance(origin, str) or not _is_users(name, spec):
+    if not isinstance(spec, ModuleSpec) or not (spec.origin or "").endswith(".py"):
         return ""
     with _LOOKING:
         seen = _SEEN.get(name)
         if seen is None or seen[0] is not spec:
             try:
-                source = Path(origin).read_bytes()
+                source = Path(spec.origin or "").read_bytes()
             except OSError:
                 return ""
             seen = _SEEN[name] = spec, hashlib.sha256(source).hexdigest()
         return seen[1]
-
-
-def _is_users(name: str, spec: ModuleSpec) -> bool:
-    origin = spec.origin or ""
-    is_source = spec.has_location and origin.endswith(".py")
-    return is_source and name.partition(".")[0] not in _OURS and not origin.startswith(INSTALLED)

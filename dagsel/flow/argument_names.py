@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+#: How a search procedure is written that has a number of epochs and trials, and one with patience.
+RANDOM = "flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)"
+PATIENT = "flow=dagsel.flows.EarlyStopping(flow, patience=5)"
 #: Arguments of a procedure, and what others call them.
 NAMES = {
     "budget": ("max_cost",),

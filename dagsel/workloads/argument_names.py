@@ -8,11 +8,12 @@ from typing import ParamSpec
 from dagsel import checks
 from dagsel.checks import short_traceback
 from dagsel.errors import WorkloadError
+from dagsel.flow.argument_names import PATIENT, RANDOM
 
 P = ParamSpec("P")
 
-_FLOW = "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20) for dagsel.optimize"
-_PATIENCE = "write flow=dagsel.flows.EarlyStopping(flow, patience=5) for dagsel.optimize"
+_FLOW = f"write {RANDOM} for dagsel.optimize"
+_PATIENCE = f"write {PATIENT} for dagsel.optimize"
 _DATA = "write data=(x, y) for dagsel.optimize"
 _DATASETS = ("data", "dataloader", "dataset", "eval_dataset", "train_dataset", "train_loader")
 _VALIDATION = "a fifth of data=(x, y) is held out; write ShardedDataset.write(..., validation=0.2)"

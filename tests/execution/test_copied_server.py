@@ -189,7 +189,7 @@ def test_a_copy_is_outdated_once_a_module_of_the_users_holds_something_else(
 
     def is_outdated() -> bool:
         found = copied_server.is_outdated()
-        copied_server._held = copied_server._users_modules()
+        copied_server._held = copied_server._held_by_users()
         return found
 
     assert not is_outdated()  # there is no copy

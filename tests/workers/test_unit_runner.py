@@ -377,6 +377,17 @@ def begin(train: Callable[[], None]) -> None:
     threading.Thread(target=train, daemon=True).start()
 
 
+def at_call(workers: Workers, leader: UnitRunner, react: Callable[[], None]) -> None:
+    """Do something as soon as the leader of a gang calls another worker."""
+
+    def tell(notice: Any) -> None:
+        workers.told.append(notice)
+        if isinstance(notice, GangCalls):
+            react()
+
+    leader.gangs._tell = tell
+
+
 def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Path) -> None:
     workers = Workers(tmp_path, n_batches=1)
     workers.workload = Ranks()
@@ -384,12 +395,7 @@ def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Pa
     unit = Unit("train", 0, 2, 0)
     state = workers.workload.init({}, 0)
 
-    def abandon(notice: Any) -> None:
-        workers.told.append(notice)
-        if isinstance(notice, GangCalls):
-            leader.gangs.abandon(unit, 1, "a test")
-
-    leader.gangs._tell = abandon
+    at_call(workers, leader, lambda: leader.gangs.abandon(unit, 1, "a test"))
     with pytest.raises(Reschedule):
         leader.train(unit, Assignment(shard=0, gang=2), {"lr": 0.5}, state, 0.25)
     (call,) = (told for told in workers.told if isinstance(told, GangCalls))
@@ -408,12 +414,7 @@ def test_a_leader_that_is_told_to_stop_waits_for_no_other(tmp_path: Path) -> Non
     workers.workload = Ranks()
     leader = workers.come("tcp://127.0.0.1:1")
 
-    def stop(notice: Any) -> None:
-        workers.told.append(notice)
-        if isinstance(notice, GangCalls):
-            leader.stop(StopUnit(UNIT, 1))
-
-    leader.gangs._tell = stop
+    at_call(workers, leader, lambda: leader.stop(StopUnit(UNIT, 1)))
     with pytest.raises(Reschedule):
         leader.train(UNIT, Assignment(shard=0, gang=2), {}, None)
     assert [type(told) for told in workers.told] == [UnitTrains, GangCalls]  # it has not broken
@@ -439,12 +440,7 @@ def test_a_gang_that_breaks_when_its_time_is_over_has_broken(tmp_path: Path) -> 
     workers.workload = Ranks()
     leader = workers.come("tcp://127.0.0.1:1")
 
-    def abandon(notice: Any) -> None:
-        workers.told.append(notice)
-        if isinstance(notice, GangCalls):
-            leader.gangs.abandon(UNIT, 1, "a test")
-
-    leader.gangs._tell = abandon
+    at_call(workers, leader, lambda: leader.gangs.abandon(UNIT, 1, "a test"))
     with pytest.raises(Reschedule):
         leader.train(UNIT, Assignment(shard=0, gang=2, max_seconds=0.0), {}, None)
     assert [type(told) for told in workers.told] == [UnitTrains, GangCalls, GangBroke]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dagsel.checks import check_call, imported, takes
+from dagsel.checks import as_called, check_call, imported, takes
 from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
@@ -315,10 +314,7 @@ nnx.Param
 def _check_function(name: str, function: Any) -> None:
     """Raise a `WorkloadError` if a function is not called as this workload calls it."""
     arguments, write = _CALLS[name]
-    called: Any = function
-    if isinstance(function, type):  # the class of a module takes whatever there is
-        called = partial(getattr(function, "__init__"), None)  # noqa: B009
-    is_taken = takes(called, arguments.count(",") + 1)
+    is_taken = takes(as_called(function), arguments.count(",") + 1)
     instead = _instead(name, function, is_taken=is_taken) or (None if is_taken else write)
     check_call(name, function, arguments, instead)
 

@@ -273,14 +273,14 @@ def lead_gang(
 
         def end(reason: str) -> None:
             if not have_come.is_set():
-                reasons.append(f": {reason}")
+                reasons.append(reason)
                 rendezvous.close()
 
         waits(end)
         for rank in range(1, size):
             call(rank, rendezvous.port)
             if rendezvous.get(f"rank {rank}", come_within_s) is None:
-                (why, *_) = (*reasons, f" within {come_within_s:g} s")
+                why = f": {reasons[0]}" if reasons else f" within {come_within_s:g} s"
                 raise _broken(name, 0, size, f"rank {rank} did not come{why}")
         have_come.set()
         rendezvous.put("all", b"")

@@ -55,7 +55,7 @@ class TriesWithout(TrainsOnShards):
             left = self._one_batch_on(trial, beside, shard, config, visit)
         except Exception as error:
             raise next(iter(changed.values())) from error
-        trial.free()
+        trial.free()  # what is made anew takes as much memory
         captured.tensors.clear()
         beside.put_back()
         anew = self._trial(captured.state, config, shard, lives=False)

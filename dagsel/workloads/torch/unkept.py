@@ -27,6 +27,7 @@ from dagsel.workloads.torch.generators import Generator, is_own, place_of
 _PLAIN = frozenset({int, float, bool})
 #: Parts with the numbers in their attributes.
 _Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
+#: Of model, optimizer, loss or generator; which of its parts, of which class; the name there.
 Key: TypeAlias = tuple[str, int, str, str]
 _STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
@@ -108,12 +109,13 @@ class Beside:
         """Return an error for each thing that training has changed, so that it may be lost."""
         now = self.now().items()
         return {
-            key: WorkloadError(self._told(*key))
+            key: WorkloadError(self._told(key))
             for key, value in now
             if value is not None and not same(self._before.get(key), value)
         }
 
-    def _told(self, of: str, at: int, kind: str, name: str) -> str:
+    def _told(self, key: Key) -> str:
+        of, _, kind, name = key
         if of == "model":
             return (
                 f"training has changed {kind}.{name}, which no state holds, so it begins anew in "
