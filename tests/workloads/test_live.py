@@ -144,6 +144,8 @@ class Scratch(Buffer):
 
 
 class Replaced(Buffer):
+    """A new tensor that may lie where the one of the beginning lay, so its copy may be used."""
+
     def change(self) -> None:
         self.seen = self.seen + 1
 
@@ -379,12 +381,14 @@ def test_with_options_that_change_the_module(options: dict[str, Any]) -> None:
     assert workload._live.n_used >= N_UNITS - 2
 
 
-NEVER = [Counts, CountsInList, Draws, DrawsInSilence, Scratch, Replaced, Plain, Extra, Loads,
-         LoadsByHook, Hooked, local]  # fmt: skip
+NEVER = [Counts, CountsInList, Draws, DrawsInSilence, Scratch, Plain, Extra, Loads, LoadsByHook,
+         Hooked, local]  # fmt: skip
 
 
 @pytest.mark.parametrize("scored", [0, 2, 3])
-@pytest.mark.parametrize("model", [*NEVER, ByData, Freezes, OnlyScored, Clips, Norms, Late])
+@pytest.mark.parametrize(
+    "model", [*NEVER, Replaced, ByData, Freezes, OnlyScored, Clips, Norms, Late]
+)
 def test_what_a_state_does_not_hold_is_as_after_a_build(model: Any, scored: int) -> None:
     workload = make(model)
     assert chain(workload, scored=scored) == chain(workload, scored=scored, fresh=True)

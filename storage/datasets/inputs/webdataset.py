@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from threading import Lock
 from typing import Any, Self, TypeAlias
 
 import fsspec
@@ -43,6 +44,9 @@ _PICKLES = ("pyd", "pickle", "pkl", "pth", "pt")
 _IMAGES = tuple(suffix[1:] for suffix in IMAGES)
 _KNOWN = (*_IMAGES, *_NUMBERS, *_TEXTS, "npy", "json")
 _MOST_BYTES = 1 << 30  # of a member, which is read whole
+#: NumPy parses the header of an array as Python, which before 3.11.8 fails by chance where two
+#: threads do it at once (https://github.com/python/cpython/issues/106905).
+_ONE_AT_A_TIME = Lock()
 
 Decode: TypeAlias = Callable[[bytes, str], Any]
 
@@ -319,7 +323,8 @@ def _json(data: bytes, where: str) -> Any:
 
 
 def _npy(data: bytes, where: str) -> Any:
-    return np.lib.format.read_array(BytesIO(data))  # by default without pickles
+    with _ONE_AT_A_TIME:
+        return np.lib.format.read_array(BytesIO(data))  # by default without pickles
 
 
 def _is_image(spec: str) -> bool:

@@ -10,6 +10,8 @@ import pickle
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +362,25 @@ def test_braces_are_those_of_a_shell(first: int, n: int, width: int) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert expand_braces(f"a/{{{start}..{stop}}}-{{x,y}}.tar") == shell.stdout.split()
+
+
+def test_one_thread_at_a_time_reads_the_header_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, inside, most = np.lib.format.read_array, set[int](), [0]
+
+    def read_array(stream: io.BytesIO) -> Any:
+        inside.add(threading.get_ident())
+        most[0] = max(most[0], len(inside))
+        for _ in range(10):
+            time.sleep(0)  # another thread's turn
+        array = read(stream)
+        inside.remove(threading.get_ident())
+        return array
+
+    monkeypatch.setattr(np.lib.format, "read_array", read_array)
+    ShardedDataset.write(tmp_path / "out", shards(tmp_path), n_shards=2, columns={"x": "npy"})
+    assert most == [1]
 
 
 PEAK = """
