@@ -131,4 +131,5 @@ def _imported(module: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_MODULES])
+    """Return the public names, for what completes them as one types."""
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

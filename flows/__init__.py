@@ -42,3 +42,7 @@ __all__ = [
     "SamplerSearch",
     "SuccessiveHalving",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "baselines"]

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
 
@@ -19,6 +20,8 @@ from . import reference
 from .reference import Docstring, Entry
 
 ENTRIES = reference.entries()
+#: Those that other programs use, not those of a user.
+MODULES = ("dagsel.codec", "dagsel.errors", "dagsel.steering")
 WRONG = "docs/reference/api/index.md is out of date: python tests/reference.py"
 
 
@@ -33,6 +36,15 @@ def test_what_is_shown_has_the_shortest_of_its_names() -> None:
     short = {reference.of(name).canonical_path: name for name in reference.public_names()}
     for entry in ENTRIES:
         assert short.get(reference.of(entry.name).canonical_path, entry.name) == entry.name
+
+
+@pytest.mark.parametrize("name", reference.NAMESPACES)
+def test_what_is_offered_as_one_types_is_public(name: str) -> None:
+    package = importlib.import_module(name)
+    if hasattr(package, "__path__"):
+        offered = {each for each in dir(package) if not each.startswith("_")}
+        namespaces = {f"{name}.{each}" for each in offered} & {*reference.NAMESPACES, *MODULES}
+        assert offered == {*package.__all__, *(each.rpartition(".")[2] for each in namespaces)}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

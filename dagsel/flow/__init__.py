@@ -98,3 +98,7 @@ __all__ = [
     "load_state",
     "save_state",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,3 +27,7 @@ __all__ = [
     "TrialEnded",
     "WandB",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -23,3 +23,7 @@ __all__ = [
     "decision_log",
     "simulate",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
