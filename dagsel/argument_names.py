@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from dagsel.checks import refuse_elsewhere, short_traceback
 from dagsel.errors import SearchError
 from dagsel.flow.argument_names import NAMES, PATIENT, RANDOM, SEARCH_NAMES, STUDY_NAMES
+from dagsel.workloads.base import Workload
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +82,14 @@ def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
             raise SearchError(
                 f"dagsel.{call.__name__} takes {', '.join(places)} by their places, and all others "
                 "by name; arrays are one of them, data=(x, y)"
+            )
+        if args and places[0] == "study" and isinstance(args[0], Workload):
+            by_place = places[1 : 1 + len(args)]
+            by_name = ", ".join(f"{name}=..." for name in by_place)
+            lacks = missing({*by_place, *kwargs})
+            needs = f"; it needs {lacks}" if lacks else ""
+            raise SearchError(
+                f"dagsel.{call.__name__} takes the study first; write {by_name} by name{needs}"
             )
         try:
             given = signature.bind_partial(*args, **kwargs).arguments

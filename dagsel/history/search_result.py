@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import NoCompletedTrialError, SearchError
@@ -240,6 +240,13 @@ class Result:
             How many.
         """
         return tables.leaderboard(self.record, self.metric).head(n)
+
+    def __call__(self) -> NoReturn:
+        """Refuse what is written ``search.result()`` by habit: the attribute is the run so far."""
+        raise TypeError(
+            "write search.result without brackets, the run so far, or search.wait(), which returns "
+            "it when the search has ended"
+        )
 
     def __repr__(self) -> str:
         trials = self.record.trials.values()

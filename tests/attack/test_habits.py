@@ -278,6 +278,25 @@ def test_what_is_missing_is_said_with_the_line_to_write(call: Callable[..., Any]
         call(1, 2, 3, study=4)
 
 
+@pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])
+def test_a_search_without_its_study_is_told_so(call: Callable[..., Any]) -> None:
+    by_name = r"write workload=\.\.\., data=\.\.\. by name"
+    told = rf"^dagsel\.{call.__name__} takes the study first; {by_name}"
+    rest: dict[str, Any] = {"space": 4, "flow": 5, "metric": 6}
+    with pytest.raises(SearchError, match=rf"{told}; it needs study: write study=optuna"):
+        call(SyntheticWorkload(), 3, **rest)
+    with pytest.raises(SearchError, match=f"{told}$"):
+        call(SyntheticWorkload(), 3, study=1, **rest)
+    with pytest.raises(SearchError, match=r"; it needs study and data and metric: write study="):
+        call(SyntheticWorkload(), space=4, flow=5)
+
+
+def test_the_result_of_a_search_is_not_called(optimize: Optimize) -> None:
+    run = optimize(RandomSearch(max_epochs=1, n_trials=1))
+    with pytest.raises(TypeError, match=r"search.result without brackets, .* or search.wait\(\),"):
+        run()
+
+
 def test_every_other_argument_that_is_unknown_is_pythons_to_refuse(optimize: Optimize) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         optimize(colour="red")
