@@ -80,7 +80,7 @@ class LiveView:
         self._widget = _view_class()(data={"phase": "starting", "said": _STARTING})
         self._widget.on_msg(self._hear)
         _hear_beside_cells(self._widget)
-        self._handle = display(self._bundle(_STARTING), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        self._handle = display(self._bundle(_STARTING, _STARTING), raw=True, display_id=True)  # type: ignore[no-untyped-call]
         self._plain_due = time.monotonic() + _PLAIN_EVERY_S
 
     def show(self, snapshot: Snapshot) -> None:
@@ -89,7 +89,8 @@ class LiveView:
         self._widget.data = view_data(snapshot, "running")
         if not self._is_drawn and time.monotonic() >= self._plain_due and self._handle is not None:
             self._plain_due = time.monotonic() + _PLAIN_EVERY_S
-            self._handle.update(self._bundle(notebook_table(snapshot)), raw=True)
+            bundle = self._bundle(notebook_table(snapshot), _plain(snapshot))
+            self._handle.update(bundle, raw=True)
 
     def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         """Show how it stood at the end in HTML, which stays in the notebook."""
@@ -98,9 +99,9 @@ class LiveView:
             self._handle.update({"text/html": html, "text/plain": _plain(snapshot)}, raw=True)
         self._widget.close()
 
-    def _bundle(self, html: str) -> dict[str, Any]:
+    def _bundle(self, html: str, plain: str) -> dict[str, Any]:
         bundle, _ = self._widget._repr_mimebundle_()
-        return {**bundle, "text/html": html}
+        return {**bundle, "text/html": html, "text/plain": plain}
 
     def _hear(self, widget: Any, message: Mapping[str, Any], buffers: Sequence[Any]) -> None:
         """Take a message of the browser; runs in a thread of the kernel."""

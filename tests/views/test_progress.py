@@ -27,7 +27,7 @@ from dagsel.messages import Turn, UnitRecord
 from dagsel.steering import SetLimits
 from dagsel.views.displays import InLog, line
 from dagsel.views.facts import Facts
-from dagsel.views.notebook import command_of
+from dagsel.views.notebook import LiveView, command_of
 from dagsel.views.progress import SPARING, SearchProgress, Terminal
 from dagsel.views.snapshot import Snapshot
 from dagsel.views.table import AROUND, IN_NOTEBOOK, notebook_table, terminal_lines
@@ -254,6 +254,16 @@ def log(record: Record, *changes: Any, how: Progress = "log") -> list[str]:
                 record.seconds += 30.0
                 progress.update(record)
     return file.getvalue().splitlines()
+
+
+def test_a_front_end_without_widgets_says_it_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget")
+    shown = list[Mapping[str, str]]()
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
+    view = LiveView(None)
+    view.start()
+    assert shown[0]["text/plain"] == shown[0]["text/html"] == "starting the workers"
+    view.stop(None, None)
 
 
 def test_a_log_has_lines_less_and_less_often_and_says_what_came_out() -> None:
