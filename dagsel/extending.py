@@ -64,6 +64,8 @@ def extend(
 ) -> Run:
     """Go on with a search that has ended; see `Run.extend`."""
     began = time.monotonic()
+    if isinstance(client, int):
+        raise SearchError(f"Run.extend takes numbers by their names: write n_trials={client}")
     check_cluster(client, cluster)
     given["space"] = run.space if given["space"] is None else given["space"]
     may_be_none = ("space", "flow", "data", "workers", "max_cluster_workers", "worker_startup")

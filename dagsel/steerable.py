@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from dagsel.checks import named_arguments, short_traceback, whole
 from dagsel.driver.inbox import Order, driven_here
 from dagsel.errors import SearchError
 from dagsel.flow.argument_names import NAMES
+from dagsel.history import attribute_names
 from dagsel.planning.budget import to_seconds
 from dagsel.steering import (
     AddTrial,
@@ -56,6 +58,15 @@ class Steerable(ABC):
     @abstractmethod
     def result(self) -> Run:
         """What the search has come to until now."""
+
+    if not TYPE_CHECKING:  # else any attribute would be right
+
+        def __getattr__(self, name: str) -> Any:
+            from dagsel.history.result import Run
+
+            of_a_run = {*dir(Run), *(field.name for field in fields(Run))}
+            there = {each: f"result.{each}" for each in of_a_run if not each.startswith("_")}
+            return attribute_names.missing(self, name, attribute_names.SEARCH | there)
 
     def _looks_for(
         self, until: Callable[[Run], object] | None, least_s: float

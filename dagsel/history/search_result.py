@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import NoCompletedTrialError, SearchError
-from dagsel.history import tables
+from dagsel.history import attribute_names, tables
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
 from dagsel.history.plots import Plots
@@ -240,6 +240,11 @@ class Result:
             How many.
         """
         return tables.leaderboard(self.record, self.metric).head(n)
+
+    if not TYPE_CHECKING:  # else any attribute would be right
+
+        def __getattr__(self, name: str) -> Any:
+            return attribute_names.missing(self, name, attribute_names.RUN)
 
     def __call__(self) -> NoReturn:
         """Refuse what is written ``search.result()`` by habit: the attribute is the run so far."""

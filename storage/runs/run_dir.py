@@ -21,6 +21,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ VERSION = 1
 BEST = "best.json"
 #: An identifier becomes part of the names of what observers write and remove.
 _RUN = re.compile(r"[\w-]{1,100}")
+_FRESH = re.compile(r".*-\d{8}-\d{6}-\w+")  # as `RunDir.fresh` names it
 
 
 class RunDir:
@@ -173,6 +175,11 @@ class RunDir:
         """
         data = self._read_about()
         if data is None:
+            if newest := self._newest_within():
+                raise RunDirError(
+                    f"{self.url} is a folder of runs; take one of them, such as the newest: "
+                    f"{newest}"
+                )
             raise RunDirError(f"{self.url} holds no run: run.json is missing; check the path")
         try:
             body = json.loads(data)
@@ -194,6 +201,15 @@ class RunDir:
                 f"up to {VERSION}): install {wanted} to use it"
             )
         return body
+
+    def _newest_within(self) -> str:
+        """Return the URL of the run within that began last; empty if there is none."""
+        with suppress(OSError):
+            names = filter(_FRESH.fullmatch, self._folder.names())
+            for name in sorted(names, key=lambda name: name.split("-")[-3:], reverse=True):
+                if self._folder.read(f"{name}/run.json") is not None:
+                    return f"{self.url}/{name}"
+        return ""
 
     @short_traceback
     def lock(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from dagsel import argument_names as of_a_search
 from dagsel import going_on, workloads
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.flows import RandomSearch, SamplerSearch
+from dagsel.history import attribute_names
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets import plan
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -291,10 +294,42 @@ def test_a_search_without_its_study_is_told_so(call: Callable[..., Any]) -> None
         call(SyntheticWorkload(), space=4, flow=5)
 
 
+def test_attributes_that_others_have_say_what_to_write(optimize: Optimize) -> None:
+    run: Any = optimize(RandomSearch(max_epochs=1, n_trials=1))
+    search: Any = object.__new__(dagsel.Search)
+    for owner, known in ((run, attribute_names.RUN), (search, attribute_names.SEARCH)):
+        for name, written in known.items():
+            if owner is search and (hasattr(dagsel.Search, name) or written.startswith("result.")):
+                continue
+            with pytest.raises(AttributeError, match=rf"'{name}': write \.{re.escape(written)}$"):
+                getattr(owner, name)
+            attrgetter(written.partition("(")[0])(owner if owner is run else dagsel.Search)
+    for name, written in (("best_config", "best_params"), ("leaderboard", "leaderboard")):
+        with pytest.raises(AttributeError, match=rf"'{name}': write \.result\.{written}$"):
+            getattr(search, name)
+    for owner in (run, search):
+        with pytest.raises(AttributeError, match="has no attribute 'colour'$"):
+            owner.colour  # noqa: B018
+    assert copy.copy(run).best == run.best
+
+
+def test_an_attribute_that_a_property_lacks_is_the_one_that_is_named() -> None:
+    class Mine(dagsel.Run):
+        @property
+        def best(self) -> Any:
+            return self.study.colour  # type: ignore[attr-defined]
+
+    run = Mine(study=None, metric="", record=None, workload=None, run_dir=None)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'colour'"):
+        run.best  # noqa: B018
+
+
 def test_the_result_of_a_search_is_not_called(optimize: Optimize) -> None:
     run = optimize(RandomSearch(max_epochs=1, n_trials=1))
     with pytest.raises(TypeError, match=r"search.result without brackets, .* or search.wait\(\),"):
         run()
+    with pytest.raises(SearchError, match=r"by their names: write n_trials=4$"):
+        run.extend(4)
 
 
 def test_every_other_argument_that_is_unknown_is_pythons_to_refuse(optimize: Optimize) -> None:

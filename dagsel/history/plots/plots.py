@@ -59,6 +59,10 @@ class Plots:
     deadline_s: float | None = None
     budget: Budget | None = None
 
+    def __call__(self) -> Figure:
+        """Draw the curves of the search's metric."""
+        return self.curves()
+
     def timeline(self) -> Figure:
         """Draw what each worker did and when: a Gantt chart of the visits of shards.
 

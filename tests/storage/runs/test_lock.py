@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -308,6 +309,17 @@ def test_a_run_json_of_another_program_is_never_replaced(tmp_path: Path, text: s
     with pytest.raises(RunDirError, match="holds run .* already; go on with it"):
         RunDir(tmp_path).claim("77aa", {})
     assert (tmp_path / "run.json").read_text() == text
+
+
+def test_a_folder_of_runs_names_the_newest(tmp_path: Path) -> None:
+    for name in ("b-20260301-101500-11aa", "a-20260301-101501-22bb", "a-20260228-235959-33cc"):
+        RunDir(tmp_path / name).claim(name[-4:], {})
+    for name in ("c-20270301-101500-44dd", "mine"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "d-20270301-101500-55ee").write_text("")
+    newest = re.escape(str(tmp_path / "a-20260301-101501-22bb"))
+    with pytest.raises(RunDirError, match=f"is a folder of runs; .* the newest: .*{newest}$"):
+        RunDir(tmp_path).about()
 
 
 @pytest.mark.parametrize(
