@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("source", nargs=-1, required=True)
 @click.argument("target")
-@click.option("--n-shards", type=int, required=True, help="Several for each worker.")
+@click.option("--n-shards", type=int, help="By default about one for each 16 MB.")
 @click.option("--validation", type=float, default=0.2, show_default=True, help="Share of samples.")
 @click.option("--column", "columns", multiple=True, metavar="ARRAY=COLUMN[,COLUMN...]",
               help="Which columns of a table become which array; may be repeated.")  # fmt: skip
@@ -35,6 +35,7 @@ def shard(
     target: str,
     columns: tuple[str, ...],
     skip_damaged: bool,
+    n_shards: int | None,
     **options: Any,
 ) -> Answer:
     """Write SOURCE as a data set to TARGET, a path or URL.
@@ -48,6 +49,7 @@ def shard(
     data = ShardedDataset.write(
         target,
         _read(source),
+        n_shards="auto" if n_shards is None else n_shards,
         columns=chosen or None,
         on_error="skip" if skip_damaged else "raise",
         **options,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import google_crc32c
 import numpy as np
@@ -88,7 +88,7 @@ class ShardedDataset:
         url: Folder | Url,
         arrays: Any,
         *,
-        n_shards: int,
+        n_shards: int | Literal["auto"] = "auto",
         validation: Any = "auto",
         columns: Columns | None = None,
         ragged: Sequence[str] = (),
@@ -120,7 +120,8 @@ class ShardedDataset:
             Face, a list, or any other iterable of samples; the path of images in a folder for each
             class (`ImageFolder`). Text, one a sample, becomes numbers (`classes`).
         n_shards
-            Number of training shards, and of validation shards: several for each worker.
+            Number of training shards, and of validation shards: several for each worker. "auto" is
+            one for each 16 MB, with 256 samples or more; above 1 GB shards are larger.
         validation
             Fraction of the samples kept for validation, or data of its own. "auto" is 0.2, or the
             parts of a data set that was written before if `split` and the like are not given.
@@ -185,8 +186,7 @@ class ShardedDataset:
             seed=seed,
             scratch=scratch_folder(folder),
         )
-        manifest = transaction.write(folder, plan, overwrite=overwrite)
-        return cls(folder, manifest)
+        return cls(folder, transaction.write(folder, plan, overwrite=overwrite))
 
     @classmethod
     @short_traceback

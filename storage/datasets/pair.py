@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,17 +26,10 @@ from dagsel.storage.datasets.inputs.tables import (
 )
 from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.datasets.plan import plan_write
-from dagsel.storage.datasets.sources import check_input
 from dagsel.storage.files import Folder
 
 logger = logging.getLogger("dagsel")
 
-#: A shard is not larger, unless it would have too few samples. Small CNNs on two cores train on so
-#: much in a quarter of a second: 4% of the workers' time is between units then, and what a lost
-#: worker costs is not much more. Of a single shard each worker has a copy, and no model hops.
-SHARD_BYTES = 16_000_000
-#: A shard has no fewer samples if there are others to join it with.
-SHARD_SAMPLES = 256
 VALIDATION = 0.2
 
 
@@ -66,12 +58,9 @@ class ArrayPair:
         classes = Classes()
         inputs, names = _inputs(x)
         arrays = {"x": inputs, "y": _targets(y, classes)}
-        source = check_input(arrays)
         _warn_of_what_is_not_finite("x", arrays["x"], names)
         _warn_of_what_is_not_finite("y", arrays["y"])
-        nbytes = source.length * sum(column.sample_bytes for column in source.columns.values())
-        n_shards = max(1, min(math.ceil(nbytes / SHARD_BYTES), source.length // SHARD_SAMPLES))
-        options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
+        options: dict[str, Any] = {"n_shards": "auto", "validation": VALIDATION, "seed": 0}
         columns = joined({"x": names})
         known: dict[str, Any] = {"classes": classes.known, "columns_of": columns}
         plan = plan_write(arrays, "data-00000000", **known, **options)

@@ -117,6 +117,11 @@ class Source:
     columns: Mapping[str, Column]
     streams: Sequence[tuple[tuple[str, ...], Any]]
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample of all arrays."""
+        return sum(column.sample_bytes for column in self.columns.values())
+
     def blocks(self, names: tuple[str, ...], stream: Any) -> Iterator[tuple[int, Block]]:
         """Read a stream from its beginning to its end.
 

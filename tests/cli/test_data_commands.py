@@ -56,6 +56,13 @@ def test_arrays_of_numpy(tmp_path: Path) -> None:
     )
 
 
+def test_the_number_of_shards_may_be_left_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "arrays.npz", x=np.zeros((2000, 5000), np.uint16))
+    assert asked("shard", tmp_path / "arrays.npz", tmp_path / "out")["n_shards"] == 2
+    told = call("shard", tmp_path / "arrays.npz", tmp_path / "none", "--n-shards", 0, code=1)
+    assert "n_shards must be a whole number of 1 or more, got 0" in told.stderr
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_tables(tmp_path: Path, table: pd.DataFrame, kind: str) -> None:
     path = tmp_path / f"table.{kind}"
@@ -140,7 +147,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
         (("shard", "nothing.npz", "out", "--n-shards", "2"), 1, "nothing.npz cannot be read"),
         (("shard", "nothing.csv", "out", "--n-shards", "2"), 1, "nothing.csv cannot be read"),
         (("shard", "nothing", "out", "--n-shards", "2"), 1, "DatasetInputError"),
-        (("shard", "nothing.npz", "out"), 2, "--n-shards"),
+        (("shard", "out"), 2, "Missing argument"),
         (("shard", "a.npz", "out", "--n-shards", "two"), 2, "is not a valid integer"),
         (("shard", "nothing.npz", "out", "--n-shards", "2", "--column", "x"), 2, "ARRAY=COLUMN"),
         (("shared",), 2, "No such command"),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dagsel.errors import DatasetInputError, LinkError, RunDirError, RunDirLockedError
 from dagsel.storage import RunDir, disk
-from dagsel.storage.datasets import pair
+from dagsel.storage.datasets import pair, plan
 from dagsel.storage.datasets.inputs.arrays import as_array
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
@@ -44,10 +44,36 @@ def test_a_pair_has_as_few_shards_as_its_size_allows_and_no_crowd_of_small_ones(
     y = np.broadcast_to(np.int64(0), (n_samples,))
     n_shards = pair.ArrayPair.read(x, y).manifest.n_shards
     nbytes = n_samples * (4 * width + 8)
-    assert n_shards == 1 or n_samples >= n_shards * pair.SHARD_SAMPLES
-    assert n_shards == 1 or nbytes > (n_shards - 1) * pair.SHARD_BYTES
-    is_small = nbytes <= n_shards * pair.SHARD_BYTES
-    assert is_small or n_samples < (n_shards + 1) * pair.SHARD_SAMPLES
+    assert n_shards == 1 or n_samples >= n_shards * plan.SHARD_SAMPLES
+    if n_samples >= (n_shards + 1) * plan.SHARD_SAMPLES:  # more would not be too small
+        assert nbytes <= n_shards * plan.LARGE_SHARD_BYTES
+        assert n_shards >= plan.MANY or nbytes <= n_shards * plan.SHARD_BYTES
+    if n_shards > 1:  # fewer would be too large
+        assert nbytes > (n_shards - 1) * plan.SHARD_BYTES
+    if n_shards > plan.MANY:
+        assert nbytes > (n_shards - 1) * plan.LARGE_SHARD_BYTES
+
+
+@given(st.integers(1, 60_000), st.integers(1, 3000), st.integers(1, 200_000), st.booleans())
+def test_without_a_number_each_part_has_a_sample_for_each_shard(
+    n_train: int, n_validation: int, width: int, has_groups: bool
+) -> None:
+    x = np.broadcast_to(np.float32(0), (n_train + n_validation, width))
+    arrays: dict[str, Any] = {"x": x[:n_train]}
+    how: dict[str, Any] = {"validation": {"x": x[n_train:]}}
+    if has_groups:
+        words = ["train"] * n_train + ["valid"] * n_validation
+        arrays, how = {"x": x}, {"validation": "auto", "split": words}
+    found = plan_write(arrays, "data-00000000", n_shards="auto", seed=0, **how)
+    n_shards = found.manifest.n_shards
+    assert 1 <= n_shards <= min(n_train, n_validation)
+    all_of_it = plan.shards_for(x.nbytes, len(x))
+    assert n_shards == min(all_of_it, n_train, n_validation)
+    shards = [shard for part in found.inputs for shard in part.shards]
+    assert [split for split, _, _ in shards] == ["train"] * n_shards + ["validation"] * n_shards
+    n_samples = {"train": n_train, "validation": n_validation}
+    for split, n in n_samples.items():
+        assert sum(size for of, _, size in shards if of == split) == n
 
 
 @given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=4))
