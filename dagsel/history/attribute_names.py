@@ -5,6 +5,7 @@ The names are those of Optuna, scikit-learn, Ray Tune, Keras Tuner, Hyperopt and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,19 +66,20 @@ SEARCH: Mapping[str, str] = {
 
 
 def missing(owner: Any, name: str, elsewhere: Mapping[str, str]) -> Any:
-    """Raise an `AttributeError`, which says what to write instead if that is known.
+    """Raise an `AttributeError`, which says what to write instead if the owner has it.
 
     It is for ``__getattr__``. What a property of the owner has raised is raised again.
 
     Examples
     --------
-    >>> missing(3, "best_config", RUN)
+    >>> missing(3, "imaginary", {"imaginary": "imag"})
     Traceback (most recent call last):
     ...
-    AttributeError: 'int' object has no attribute 'best_config': write .best_params
+    AttributeError: 'int' object has no attribute 'imaginary': write .imag
     """
-    if name in elsewhere:
+    written = elsewhere.get(name, "")
+    if re.split(r"\W", written)[0] in dir(owner):
         raise AttributeError(
-            f"{type(owner).__name__!r} object has no attribute {name!r}: write .{elsewhere[name]}"
+            f"{type(owner).__name__!r} object has no attribute {name!r}: write .{written}"
         )
     return object.__getattribute__(owner, name)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from dagsel.arguments import checked, limits_of
-from dagsel.checks import short_traceback
+from dagsel.checks import named_arguments, short_traceback
 from dagsel.errors import SearchError
 from dagsel.flow import Context, Direction, Flow
 from dagsel.history.course import billed_spans
@@ -20,14 +20,21 @@ from dagsel.planning.budget import price_for, to_seconds
 from dagsel.planning.capacity import ClusterCapacity, Plan, PlannedStage
 from dagsel.planning.small_population import Policy
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
-from dagsel.simulation.run import check_curves, check_simulated
+from dagsel.simulation.run import NO_TRAINING, check_curves, check_simulated
 from dagsel.study import Space
 from dagsel.views.preview import Interval, Preview, Row
 
 #: So often a search is simulated whose workers are taken back, each time with other draws.
 N_DRAWS = 10
+_ELSEWHERE = {
+    **NO_TRAINING,
+    **dict.fromkeys(("metric", "sampler"), "nothing is trained; leave it out"),
+    **dict.fromkeys(("epoch_s", "seconds_per_epoch"), "write epoch_seconds="),
+    **dict.fromkeys(("num_workers", "workers"), "write n_workers="),
+}
 
 
+@named_arguments("dagsel.preview", _ELSEWHERE, error=SearchError)
 def preview(
     flow: Flow,
     *,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args, overload
 
 from dagsel.arguments import check_several, checked, limits_of
-from dagsel.checks import choice, short_traceback, shown
+from dagsel.checks import choice, named_arguments, short_traceback, shown
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
@@ -38,6 +38,18 @@ if TYPE_CHECKING:
     from dagsel.study import BaseSampler
 
 
+_CURVES = "write curves=dagsel.simulation.PowerLaw(epoch_s=60.0)"
+_CLUSTER = "write cluster=dagsel.simulation.SimulatedCluster(n_workers=4)"
+#: Arguments of a search that one in virtual time does not take.
+NO_TRAINING = dict.fromkeys(
+    ("callbacks", "client", "data", "observers", "progress", "run_dir", "study", "workload"),
+    "nothing is trained; leave it out",
+)
+_ELSEWHERE = {
+    **NO_TRAINING,
+    **dict.fromkeys(("epoch_s", "epoch_seconds", "seconds_per_epoch"), _CURVES),
+    **dict.fromkeys(("max_cluster_workers", "n_workers", "num_workers", "workers"), _CLUSTER),
+}
 #: Units after which what a search in virtual time remembers is put out of the garbage collector's
 #: sight. What becomes garbage in between is collected as ever.
 FREEZE_EACH = 4096
@@ -112,6 +124,7 @@ class SimulatedRun(Result):
         return self.deadline_s, self.budget
 
 
+@named_arguments("dagsel.simulate", _ELSEWHERE, error=SearchError)
 def simulate(
     flow: Flow,
     curves: Curves | Mapping[str, Curves],

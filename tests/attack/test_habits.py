@@ -23,6 +23,7 @@ from dagsel import going_on, workloads
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.flows import RandomSearch, SamplerSearch
 from dagsel.history import attribute_names
+from dagsel.simulation import preview, run
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets import plan
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -257,6 +258,23 @@ def test_each_argument_that_a_write_or_a_resume_is_told_to_take_is_one_of_it() -
 def test_so_do_the_calls_that_go_on(call: Callable[..., Any], name: str, told: str) -> None:
     with pytest.raises(SearchError, match=told):
         call(None, **{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "told"),
+    [
+        (dagsel.simulate, "n_workers", "write cluster=dagsel.simulation.SimulatedCluster"),
+        (dagsel.simulate, "epoch_seconds", "write curves=dagsel.simulation.PowerLaw"),
+        (dagsel.simulate, "workload", "nothing is trained; leave it out$"),
+        (dagsel.preview, "metric", "nothing is trained; leave it out$"),
+        (dagsel.preview, "num_workers", "write n_workers=$"),
+    ],
+)
+def test_so_do_those_that_train_nothing(call: Callable[..., Any], name: str, told: str) -> None:
+    with pytest.raises(SearchError, match=rf"dagsel\.{call.__name__} takes no {name}: {told}"):
+        call(1, **{name: 3})
+    elsewhere = run._ELSEWHERE if call is dagsel.simulate else preview._ELSEWHERE
+    assert not elsewhere.keys() & inspect.signature(call).parameters.keys()
 
 
 @pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])
