@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,10 @@ import click
 
 import dagsel
 from dagsel.cli.answer import Answer, answered
-from dagsel.console import printable
+from dagsel.console import counted, printable, text_table
+from dagsel.errors import DagselError
 from dagsel.steerable import READ_PAUSE
+from dagsel.storage import RunDir
 
 if TYPE_CHECKING:
     from dagsel.history.record import Record
@@ -28,10 +30,16 @@ _LAST_S = 10.0
 
 
 @click.command()
-@click.argument("run_dir")
+@click.argument("run_dir", default="dagsel-runs")
 @answered
 def status(run_dir: str) -> Answer:
-    """Say how the search in RUN_DIR stands, or what it came to."""
+    """Say how the search in RUN_DIR stands, or what it came to.
+
+    Of a folder of runs, by default dagsel-runs, it lists all.
+    """
+    folder = RunDir(run_dir)
+    if not folder.digest() and (runs := [*folder.within()]):
+        return _listed(folder, runs)
     search = dagsel.attach(run_dir)
     driver = search.driver  # first: one that ends in between has ended
     return standing(search.result, driver)
@@ -99,6 +107,40 @@ def report(run_dir: str, output: str) -> Answer:
     return Answer(output, {"report": dagsel.load(run_dir).report(output)})
 
 
+def _listed(folder: RunDir, runs: Iterable[RunDir]) -> Answer:
+    """Return a line for each run in a folder."""
+    lines, body = [("run", "procedure", "state", "best")], []
+    for run in runs:
+        name = run.url.rpartition("/")[2]
+        try:
+            told = _told(run)
+        except DagselError as error:
+            lines.append((name, "", "damaged", ""))
+            body.append({"run_dir": run.url, "state": "damaged", "error": str(error)})
+            continue
+        best = "" if told["value"] is None else f"{told['metric']} {told['value']:.4g}"
+        if told["front"] is not None:
+            best = f"{counted(told['front'], 'trial')} on the Pareto front"
+        lines.append((name, told["flow"], told["state"], best))
+        body.append(told)
+    text = "\n".join(map(printable, text_table(lines)))
+    return Answer(text, {"folder": folder.url, "runs": body})
+
+
+def _told(run: RunDir) -> dict[str, Any]:
+    """Return what is said of one of several runs."""
+    about, driver = run.about(), str(run.driver or "")
+    record = dagsel.attach(run).result.record
+    return {
+        "run_dir": run.url,
+        "state": _state(record, driver),
+        "driver": driver,
+        **{name: str(about[name]) for name in ("study", "flow", "metric")},
+        "value": None if record.best is None else record.best.value,
+        "front": len(record.top) if record.goals else None,
+    }
+
+
 def standing(run: Run, driver: str = "") -> Answer:
     """Return how a search stands, or what it came to.
 
@@ -121,8 +163,7 @@ def standing(run: Run, driver: str = "") -> Answer:
         snapshot = replace(
             snapshot, is_driven=False, n_workers=0, units_per_second=0.0, left_s=None
         )
-    is_over = record.finished and not record.interrupted
-    state = "running" if driver else "ended" if is_over else "interrupted"
+    state = _state(record, driver)
     told = {
         "running": f"is driven by {driver}",
         "ended": "has ended",
@@ -132,6 +173,11 @@ def standing(run: Run, driver: str = "") -> Answer:
     lines = [printable(f"{folder.url} {told}"), *terminal_lines(snapshot, height=height)]
     body = {"run_dir": folder.url, "state": state, "driver": driver, **_body(snapshot)}
     return Answer("\n".join(lines), body | {"money": run.money, "currency": run.currency})
+
+
+def _state(record: Record, driver: str) -> str:
+    is_over = record.finished and not record.interrupted
+    return "running" if driver else "ended" if is_over else "interrupted"
 
 
 def _units_per_second(record: Record) -> float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ VERSION = 1
 BEST = "best.json"
 #: An identifier becomes part of the names of what observers write and remove.
 _RUN = re.compile(r"[\w-]{1,100}")
-_FRESH = re.compile(r".*-\d{8}-\d{6}-\w+")  # as `RunDir.fresh` names it
+_FRESH = re.compile(r".*-(\d{8}-\d{6})-\w+")  # as `RunDir.fresh` names it
 
 
 class RunDir:
@@ -175,10 +175,13 @@ class RunDir:
         """
         data = self._read_about()
         if data is None:
-            if newest := self._newest_within():
+            newest = None
+            with suppress(OSError):
+                newest = next(self.within(), None)
+            if newest is not None:
                 raise RunDirError(
                     f"{self.url} is a folder of runs; take one of them, such as the newest: "
-                    f"{newest}"
+                    f"{newest.url}"
                 )
             raise RunDirError(f"{self.url} holds no run: run.json is missing; check the path")
         try:
@@ -202,14 +205,13 @@ class RunDir:
             )
         return body
 
-    def _newest_within(self) -> str:
-        """Return the URL of the run within that began last; empty if there is none."""
-        with suppress(OSError):
-            names = filter(_FRESH.fullmatch, self._folder.names())
-            for name in sorted(names, key=lambda name: name.split("-")[-3:], reverse=True):
-                if self._folder.read(f"{name}/run.json") is not None:
-                    return f"{self.url}/{name}"
-        return ""
+    def within(self) -> Iterator[RunDir]:
+        """Go over the runs in a folder of runs, those that `fresh` has named first, the newest."""
+        folders = [name for name, kind in self._folder.kinds().items() if kind == "directory"]
+        for name in sorted(folders, key=_began, reverse=True):
+            child = self._folder.child(name)
+            if child.read("run.json") is not None:
+                yield RunDir(child)
 
     @short_traceback
     def lock(
@@ -317,3 +319,9 @@ def _run_of(data: bytes) -> str:
         return str(json.loads(data)["run"])[:100]
     except (ValueError, KeyError, TypeError, RecursionError):
         return "unknown"
+
+
+def _began(name: str) -> tuple[str, str]:
+    """Return when a run began, by the name of its folder, and the name."""
+    fresh = _FRESH.fullmatch(name)
+    return fresh[1] if fresh else "", name

@@ -73,6 +73,25 @@ def test_all_commands_tell_the_same_of_a_search_that_has_ended(ended: Path) -> N
     assert "<html" in (ended / "page.html").read_text()
 
 
+def test_the_runs_of_a_folder_are_listed_the_newest_first(ended: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "dagsel-runs"
+    for name in ("a-20260301-101501-22bb", "b-20260301-101500-11aa"):
+        shutil.copytree(ended / "run", runs / name)
+    (runs / "b-20260301-101500-11aa" / "run.json").write_text("{")
+    (runs / "notes").mkdir()
+    good, damaged = asked("status", cwd=tmp_path)["runs"]
+    run = dagsel.load(ended / "run")
+    assert (good["run_dir"], good["state"]) == (str(runs / "a-20260301-101501-22bb"), "ended")
+    assert (good["metric"], good["value"], good["front"]) == ("value", run.best_value, None)
+    assert (damaged["state"], "no JSON" in damaged["error"]) == ("damaged", True)
+    text = call("status", str(runs), cwd=tmp_path).stdout.splitlines()
+    assert text[0].split() == ["run", "procedure", "state", "best"]
+    best = f"{run.best_value:.4g}"
+    assert text[1].split() == ["a-20260301-101501-22bb", good["flow"], "ended", "value", best]
+    assert text[2].split() == ["b-20260301-101500-11aa", "damaged"]
+    assert "holds no run" in call("status", cwd=ended, code=1).stderr
+
+
 def test_a_search_is_watched_and_stopped(tmp_path: Path) -> None:
     write_script(tmp_path, epochs=1000, trials=3, seconds=0.05)
     with running(tmp_path, "search.py", "--run-dir", "run", "--json") as process:
