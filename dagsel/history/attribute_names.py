@@ -78,7 +78,7 @@ def missing(owner: Any, name: str, elsewhere: Mapping[str, str]) -> Any:
     AttributeError: 'int' object has no attribute 'imaginary': write .imag
     """
     written = elsewhere.get(name, "")
-    if re.split(r"\W", written)[0] in dir(owner):
+    if written and re.split(r"\W", written)[0] in dir(owner):
         raise AttributeError(
             f"{type(owner).__name__!r} object has no attribute {name!r}: write .{written}"
         )
