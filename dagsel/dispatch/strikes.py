@@ -112,7 +112,7 @@ def gang_broke(state: DispatchState, unit: Unit, reason: str) -> None:
     binding = state.bindings.get(unit)
     if binding is None or binding.died or binding.lost:
         return
-    if unit.trial in state.trials:
+    if unit.trial in state.trials and binding.trains_s is not None:  # else not all had come
         suspect = state.suspects.setdefault(unit, Suspect())
         suspect.gang = {*binding.workers}  # a loss may be heard of later
         suspect.broke = Seen(*binding.before, suspect.own_s, suspect.n_own)

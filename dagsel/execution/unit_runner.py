@@ -205,6 +205,7 @@ class UnitRunner:
     ) -> Visited | Recovered | PieceRecord:
         """Train a unit to its end, or until it is stopped; or find its result."""
         is_first = state is None and (unit.epoch, unit.position) == (1, 0)
+        is_told = is_told and binding.gang == 1  # a gang's has not begun until all have come
         if is_told and (binding.attempt > 1 or not (is_first or isinstance(state, State))):
             self._tell(UnitStarted(unit, self._address))  # else it trains at once, and tells that
         self.counters.units_started += 1
@@ -247,18 +248,18 @@ class UnitRunner:
         clock: UnitClock,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
-        should_stop = ShouldStop(stop, binding.max_seconds)
         visit = visit_of(self._spec, unit, binding.shard, how.value)
         train = with_halved(self._workload, how.halvings).train
         shards = self.shards.use(binding.shard, "train")
         if binding.gang == 1:
             with shards as shard:
-                began = clock.now()
+                began, should_stop = clock.now(), ShouldStop(stop, binding.max_seconds)
                 alone = train(state, shard, how.config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
             with shards as shard, self.gangs.lead(unit, binding, how, stop) as gang:
-                began = clock.now()
+                self._tell_of_begin(UnitTrains(unit, self._address), binding)
+                began, should_stop = clock.now(), ShouldStop(stop, binding.max_seconds)
                 together = self.gangs.workload(how).train_gang(
                     state, shard, how.config, visit=visit, should_stop=should_stop, gang=gang
                 )

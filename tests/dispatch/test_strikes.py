@@ -209,6 +209,17 @@ def test_a_gang_that_breaks_without_a_loss_fails_its_trial_at_the_third_time() -
     assert "3 strikes" in failed[0].reason
 
 
+def test_a_gang_that_breaks_before_all_have_come_is_not_suspected() -> None:
+    hand = Hand()
+    hand(TrialAllowed(0, 2), WorkerAdded(next(hand.names), frozenset({0})))
+    bind = hand.bind()
+    out = hand(GangBroke(UNIT, "one cannot come"), UnitReturned(UNIT), UnitReady(UNIT))
+    (again,) = [i for i in out if isinstance(i, Bind)]
+    assert bind.members
+    assert again.members
+    assert not again.is_suspect
+
+
 def break_gang(hand: Hand) -> None:
     """Let a gang come, break without a loss and go."""
     bind = gang(hand)

@@ -13,7 +13,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -28,7 +28,7 @@ from distributed import Reschedule
 
 from dagsel.dispatch.events import GangBroke, UnitTrains
 from dagsel.dispatch.units import Unit
-from dagsel.errors import CheckpointNotFoundError, OutOfMemoryError
+from dagsel.errors import CheckpointNotFoundError, GangBrokenError, OutOfMemoryError
 from dagsel.execution import raising, state_cache
 from dagsel.execution.gang_parts import How
 from dagsel.execution.raising import Raising, StoreFailedError
@@ -50,7 +50,7 @@ from dagsel.state import State, Tensor
 from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads.base import ShouldStop, Visit
-from dagsel.workloads.gang.gang import lead_gang
+from dagsel.workloads.gang.gang import join_gang, lead_gang
 from dagsel.workloads.random_streams import own_streams
 from tests.waiting import wait_until
 
@@ -417,7 +417,7 @@ def test_a_leader_that_is_told_to_stop_waits_for_no_other(tmp_path: Path) -> Non
     at_call(workers, leader, lambda: leader.stop(StopUnit(UNIT, 1)))
     with pytest.raises(Reschedule):
         leader.train(UNIT, Assignment(shard=0, gang=2), {}, None)
-    assert [type(told) for told in workers.told] == [UnitTrains, GangCalls]  # it has not broken
+    assert [type(told) for told in workers.told] == [GangCalls]  # it has not broken
 
 
 def test_a_leader_that_was_told_to_stop_before_it_waits_calls_nobody(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_leader_that_was_told_to_stop_before_it_waits_calls_nobody(tmp_path: P
     leader = workers.come("tcp://127.0.0.1:1")
     with pytest.raises(Reschedule):
         leader.train(UNIT, Assignment(shard=0, gang=2), {}, None)
-    assert [type(told) for told in workers.told] == [UnitTrains]
+    assert workers.told == []
 
 
 def test_a_gang_that_breaks_when_its_time_is_over_has_broken(tmp_path: Path) -> None:
@@ -443,7 +443,35 @@ def test_a_gang_that_breaks_when_its_time_is_over_has_broken(tmp_path: Path) -> 
     at_call(workers, leader, lambda: leader.gangs.abandon(UNIT, 1, "a test"))
     with pytest.raises(Reschedule):
         leader.train(UNIT, Assignment(shard=0, gang=2, max_seconds=0.0), {}, None)
-    assert [type(told) for told in workers.told] == [UnitTrains, GangCalls, GangBroke]
+    assert [type(told) for told in workers.told] == [GangCalls, GangBroke]
+
+
+def test_a_gang_trains_since_all_have_come(tmp_path: Path) -> None:
+    """Before that its workers may train for another search, for whatever time."""
+    workers, came, limits = Workers(tmp_path, n_batches=1), list[float](), list[float]()
+
+    class Begins(Ranks):
+        def train_gang(self, *_: Any, should_stop: Any, **how: Any) -> Any:
+            limits.append(should_stop._deadline)
+            raise RuntimeError("it trains")
+
+    workers.workload = Begins()
+    leader = workers.come("tcp://127.0.0.1:1")
+
+    def join() -> None:
+        port, name = workers.told[-1].port, f"0-1-0-{workers.told[-1].attempt}"
+        about: Any = {"name": name, "secret": workers.spec.secret, "timeout_s": 20.0}
+        came.append(time.monotonic())
+        with suppress(GangBrokenError), join_gang("127.0.0.1", port, rank=1, size=2, **about) as it:
+            it.agree(True)
+
+    at_call(workers, leader, lambda: begin(join))
+    for attempt in (1, 2):
+        workers.told.clear()
+        with pytest.raises(RuntimeError, match="it trains"):
+            leader.train(UNIT, Assignment(0, attempt, max_seconds=9.0, gang=2), {}, None)
+        assert [type(told) for told in workers.told] == [GangCalls, UnitTrains]
+        assert limits[-1] >= came[-1] + 9.0
 
 
 def test_a_worker_that_cannot_join_a_gang_says_why(tmp_path: Path) -> None:
