@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import site
 import sys
 import sysconfig
 import threading
@@ -21,15 +20,10 @@ from types import ModuleType
 #: that is imported anew has another specification.
 _SEEN: dict[str, tuple[ModuleSpec, str]] = {}
 _LOOKING = threading.Lock()
-#: Where Python and what is installed stand.
-_INSTALLED = tuple(
-    f"{path}{os.sep}"
-    for path in {
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-    }
-)
+#: Where Python's own stand, and what is installed: also where `PYTHONPATH` names the folder, as on
+#: clusters where one loads a module of the system.
+_PYTHONS = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
+_INSTALLED = tuple(f"{os.sep}{name}-packages{os.sep}" for name in ("site", "dist"))
 _OURS = ("dagsel", "__main__", "__mp_main__")
 
 
@@ -41,7 +35,8 @@ def users_modules() -> dict[str, ModuleType]:
         if name.partition(".")[0] not in _OURS
         # Some libraries put other objects there.
         and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
-        and not file.startswith(_INSTALLED)
+        and not file.startswith(_PYTHONS)
+        and not any(folder in file for folder in _INSTALLED)
     }
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dagsel.execution import copied_server
+from dagsel.execution.user_modules import users_modules
 
 SCRIPT = """\
 import builtins, json, os, signal, sys, threading, time
@@ -210,6 +211,18 @@ def test_a_copy_is_outdated_once_a_module_of_the_users_holds_something_else(
         change()
         assert is_outdated()
         assert not is_outdated()
+
+
+def test_what_is_installed_is_none_of_the_users_wherever_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on clusters that have PyTorch in a folder of the system, which PYTHONPATH names."""
+    for folder in ("/sw/torch/lib/python3.11/site-packages", "/home/me"):
+        module = ModuleType(folder)
+        module.__file__ = f"{folder}/it.py"
+        monkeypatch.setitem(sys.modules, folder, module)
+    assert "/home/me" in users_modules()
+    assert not {"/sw/torch/lib/python3.11/site-packages", "numpy", "json"} & {*users_modules()}
 
 
 TWICE = """\
