@@ -215,11 +215,7 @@ class DaskEngine:
         run, name = self.spec.run, plugin_name(self.spec.run)
         self._outbox.clear()
         self._loads.clear()
-        if not self._connection.is_there:  # each of these would wait for it
-            self._workforce.give_up()
-            self._end_bill()
-            return
-        for leave in (
+        leaves = (
             # The one command that is waited for: no task is left that a worker cannot run.
             partial(self._connection.log, command_topic(run), COMMANDS.to_text(EndRun())),
             partial(self.client.unregister_scheduler_plugin, name),
@@ -227,15 +223,19 @@ class DaskEngine:
             partial(self.client.unsubscribe_topic, report_topic(run)),
             # Last: a worker goes when it holds nothing of the run any more.
             partial(self._workforce.give_back, self._workers_there),
-        ):
-            try:
-                leave()
-            except TimeoutError:
-                strangers = self._workers_there() - self._processes.keys()
-                logger.warning("%s", why_silent(strangers))
-            except Exception:  # the cluster may be gone; leave the rest too
-                logger.debug("leaving the cluster", exc_info=True)
-        self._end_bill()
+        )
+        try:
+            for leave in leaves if self._connection.is_there else ():  # each would wait for it
+                try:
+                    leave()
+                except TimeoutError:
+                    strangers = self._workers_there() - self._processes.keys()
+                    logger.warning("%s", why_silent(strangers))
+                except Exception:  # the cluster may be gone; leave the rest too
+                    logger.debug("leaving the cluster", exc_info=True)
+        finally:  # also where Ctrl-C has ended that
+            self._workforce.give_up()
+            self._end_bill()
 
     def _end_bill(self) -> None:
         """End the bill, unless the cluster is ours: its workers cost until it is closed."""

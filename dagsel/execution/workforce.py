@@ -222,7 +222,7 @@ class Workforce:
         """Leave the cluster as large as it was, without the workers that came for this run.
 
         While another search of this process scales it, that one does so at its end. `there` returns
-        the workers that the cluster has.
+        the workers that the cluster has. `give_up` comes after it.
         """
         driver = self.driver
         if driver is None:
@@ -238,7 +238,6 @@ class Workforce:
             lambda: f"the {kind} has not closed the workers yet that the search gave back"
         ):
             is_done = driver.close()
-        driver.forget_size()
         for trouble in driver.troubles():
             logger.warning("giving workers back: %s", trouble)
         if not is_done:

@@ -118,6 +118,30 @@ def test_the_last_search_that_scales_a_cluster_leaves_it_as_large_as_the_first_f
         assert len(there(client)) == len(cluster.worker_spec) == 2
 
 
+def test_a_search_that_ctrl_c_keeps_from_giving_workers_back_scales_the_cluster_no_more(
+    digits: ShardedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one leaves the cluster as large as it finds it."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with cluster_of(1) as (cluster, client):
+
+        def grow(n_workers: int, name: str) -> None:
+            about: Any = (SyntheticWorkload(), f"{tmp_path}/{name}")
+            with engine_for(client, digits, *about, driver=elastic_for(client)) as engine:
+                engine.scale(n_workers)
+                client.wait_for_workers(n_workers, timeout=TIMEOUT_S)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "unregister_scheduler_plugin", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                grow(2, "first")
+        grow(3, "second")
+        assert len(there(client)) == len(cluster.worker_spec) == 2
+
+
 class Asked(Nanny):
     """A nanny that notes whether its worker's process had ended when it listened no more."""
 
