@@ -451,8 +451,8 @@ def test_a_gang_trains_since_all_have_come(tmp_path: Path) -> None:
     workers, came, limits = Workers(tmp_path, n_batches=1), list[float](), list[float]()
 
     class Begins(Ranks):
-        def train_gang(self, *_: Any, should_stop: Any, **how: Any) -> Any:
-            limits.append(should_stop._deadline)
+        def train_gang(self, *_: Any, **how: Any) -> Any:
+            limits.append(how["should_stop"]._deadline)
             raise RuntimeError("it trains")
 
     workers.workload = Begins()
