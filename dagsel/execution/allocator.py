@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -19,6 +18,7 @@ from typing import TypeVar
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
+from dagsel.execution.process import imported_torch
 from dagsel.execution.run_spec import EXECUTOR
 from dagsel.workloads.memory import give_back_freed, glibc
 
@@ -99,7 +99,7 @@ def give_back_memory() -> None:
     Dask pauses a worker whose process is too large, and one that kept its freed memory would stay
     paused.
     """
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     give_back_pinned = getattr(getattr(torch, "_C", None), "_host_emptyCache", None)
     if torch is not None and give_back_pinned is not None and torch.cuda.is_initialized():
         with suppress(RuntimeError):  # CUDA may be of no use to this process any more

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -65,9 +66,21 @@ def seconds_since_start() -> float:
     return max(0.0, now_s - began_s)
 
 
+def imported_torch() -> Any:
+    """Return PyTorch if this process has imported it, else None.
+
+    While another thread imports it, it is there and lacks most of its names: that is waited for.
+    """
+    if "torch" not in sys.modules:
+        return None
+    import torch
+
+    return torch
+
+
 def torch_threads() -> int | None:
     """Return how many threads PyTorch would train with; None if it is not imported."""
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     return None if torch is None else int(torch.get_num_threads())
 
 
@@ -77,7 +90,7 @@ def use_torch(threads: int | None, dtype: str | None) -> None:
     None leaves them as they are in the process.
     """
     limit_threads()
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is None:
         return
     if threads is not None and torch.get_num_threads() != threads:
@@ -88,13 +101,13 @@ def use_torch(threads: int | None, dtype: str | None) -> None:
 
 def torch_dtype() -> str | None:
     """Return the default dtype of PyTorch, such as ``"float32"``; None if it is not imported."""
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     return None if torch is None else str(torch.get_default_dtype()).rpartition(".")[2]
 
 
 def gpus_seen() -> int:
     """Count the GPUs that PyTorch sees in this process; 0 if it is not imported."""
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     return 0 if torch is None else int(torch.cuda.device_count())
 
 
@@ -126,7 +139,7 @@ def why_on_cpu(resources: Mapping[str, float]) -> str:
     >>> why_on_cpu({"TRAIN": 1})
     ''
     """
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is None or not resources.get(GPU_RESOURCE) or torch.cuda.is_available():
         return ""
     return (

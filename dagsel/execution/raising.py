@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from distributed import Reschedule
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DagselError, NothingTrainedError, OutOfMemoryError, WorkloadError
 from dagsel.execution.allocator import give_back_memory
+from dagsel.execution.process import imported_torch
 from dagsel.messages import Note, Notice, UnitRaised, WorkerLeaves
 from dagsel.workloads.base import Workload
 from dagsel.workloads.gang.gang import worker_of
@@ -282,5 +282,5 @@ def process_bytes(name: str) -> int | None:
 
 def cuda_here() -> Any:
     """Return ``torch.cuda`` if this process has imported PyTorch and has a GPU, else None."""
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     return torch.cuda if torch is not None and torch.cuda.is_available() else None

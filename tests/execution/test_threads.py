@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from distributed import Client
 
 import dagsel
 from dagsel.execution.cluster import threads_here
+from dagsel.execution.process import torch_threads
 from dagsel.flows import RandomSearch
 from dagsel.history.result import Run
 from dagsel.storage import ShardedDataset
@@ -167,3 +171,28 @@ def test_a_deterministic_search_trains_with_one_thread(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert search(digits, run_dir, max_cluster_workers=1, deterministic=True).best_value == 1.0
+
+
+def test_an_import_of_pytorch_in_another_thread_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another search's, on a worker that has not had it: it is there, and lacks its names."""
+    begun, goes_on = threading.Event(), threading.Event()
+    (tmp_path / "torch.py").write_text(
+        "import builtins\n"
+        "begun, goes_on = builtins.events\n"
+        "begun.set()\n"
+        "goes_on.wait(0.3)\n"
+        "get_num_threads = lambda: 7\n"
+    )
+    monkeypatch.setattr(builtins, "events", (begun, goes_on), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    importing = threading.Thread(target=importlib.import_module, args=("torch",))
+    importing.start()
+    try:
+        assert begun.wait(60)
+        assert torch_threads() == 7
+    finally:
+        goes_on.set()
+        importing.join()
