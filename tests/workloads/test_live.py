@@ -64,7 +64,10 @@ class Tied(Net):
 
 
 class Scales(Net):
-    """The output depends on `scale`, which each forward pass changes by `change`."""
+    """The output depends on `scale`, which each forward pass changes by `change`.
+
+    Of a name that begins with an underscore it is not tried whether results depend on it.
+    """
 
     def change(self) -> None:
         raise NotImplementedError
@@ -78,25 +81,25 @@ class Scales(Net):
 
 
 class Counts(Scales):
-    n = 1
+    _n = 1
 
     def change(self) -> None:
-        self.n += 1
+        self._n += 1
 
     def scale(self) -> Any:
-        return 1 / self.n
+        return 1 / self._n
 
 
 class CountsInList(Scales):
     def __init__(self, config: Any = None) -> None:
         super().__init__()
-        self.ns = [{"n": 1}]
+        self._ns = [{"n": 1}]
 
     def change(self) -> None:
-        self.ns[0]["n"] += 1
+        self._ns[0]["n"] += 1
 
     def scale(self) -> Any:
-        return 1 / self.ns[0]["n"]
+        return 1 / self._ns[0]["n"]
 
 
 class Draws(Scales):
@@ -129,14 +132,14 @@ class Buffer(Scales):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
-        self.seen: Any
-        self.register_buffer("seen", torch.ones(()), persistent=self.persistent)
+        self._seen: Any
+        self.register_buffer("_seen", torch.ones(()), persistent=self.persistent)
 
     def change(self) -> None:
-        self.seen.add_(1)
+        self._seen.add_(1)
 
     def scale(self) -> Any:
-        return 1 / self.seen
+        return 1 / self._seen
 
 
 class Scratch(Buffer):
@@ -147,12 +150,12 @@ class Replaced(Buffer):
     """A new tensor that may lie where the one of the beginning lay, so its copy may be used."""
 
     def change(self) -> None:
-        self.seen = self.seen + 1
+        self._seen = self._seen + 1
 
 
 class ByData(Buffer):
     def change(self) -> None:
-        self.seen.data += 1
+        self._seen.data += 1
 
 
 class OnlyScored(Buffer):
@@ -160,7 +163,7 @@ class OnlyScored(Buffer):
 
     def change(self) -> None:
         if not self.training:
-            self.seen.add_(1)
+            self._seen.add_(1)
 
 
 class Late(Buffer):
@@ -172,7 +175,7 @@ class Late(Buffer):
         self._modules = {"early": self._modules.pop("early"), **self._modules}
 
     def scale(self) -> Any:
-        return self.early.weight.sum() if self.seen > 16 else 1
+        return self.early.weight.sum() if self._seen > 16 else 1
 
 
 class Clips(Scales):
@@ -191,13 +194,13 @@ class Plain(Scales):
 
     def __init__(self, config: Any = None) -> None:
         super().__init__()
-        self.seen = torch.ones(())
+        self._seen = torch.ones(())
 
     def change(self) -> None:
-        self.seen.add_(1)
+        self._seen.add_(1)
 
     def scale(self) -> Any:
-        return 1 / self.seen
+        return 1 / self._seen
 
 
 class Loads(Net):

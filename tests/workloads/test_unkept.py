@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -128,16 +129,116 @@ def follow(it: Any) -> None:
     it.rate = it.dropout.p = 0.1 / float(it.layer.count)
 
 
-def counting() -> nn.Module:
-    net = Net(follow, rate=1.0)
+def counting(in_forward: Step = follow, **held: Any) -> nn.Module:
+    net = Net(in_forward, **held)
     net.layer.register_buffer("count", torch.zeros(()))
     return net
+
+
+def go_on(it: Any) -> None:
+    """Follow the weights in what is no number, or no longer."""
+    weight = it.layer.weight.detach().mean()
+    it.mean = weight if it.mean is None else 0.5 * it.mean + weight
+    it.layer.bias.data.fill_(it.mean)
+
+
+def go_on_in_place(it: Any) -> None:
+    it.mean.add_(1)
+    it.layer.bias.data.fill_(it.mean)
+
+
+def go_on_in_a_tuple(it: Any) -> None:
+    it.teacher[0].weight.data.add_(1)
+    it.layer.bias.data.fill_(it.teacher[0].weight[0, 0])
+
+
+def count_in_a_dict(it: Any) -> None:
+    it.counts["n"] += 1
+    it.layer.bias.data.fill_(it.counts["n"])
+
+
+def count_in_a_dict_alone(it: Any) -> None:
+    it.counts["n"] += 1
+
+
+def warm_up(it: Any) -> None:
+    """Set a number by what a buffer has counted, and let it be in the end."""
+    it.layer.count += 1
+    if it.layer.count <= 7:
+        it.rate = float(it.layer.count)
+    it.layer.bias.data.fill_(it.rate)
+
+
+def calibrate(it: Any) -> None:
+    """Set a number by what a buffer has counted, and go on from it in the end."""
+    it.layer.count += 1
+    it.rate = float(it.layer.count) if it.layer.count <= 4 else it.rate + 0.5
+    it.layer.bias.data.fill_(it.rate)
+
+
+def cache_the_longest(it: Any) -> None:
+    it.layer.count += 1
+    it.n_cached = max(it.n_cached, 9 - int(it.layer.count))
+
+
+def unpersistent() -> nn.Module:
+    net = Net(go_on_in_place)
+    net.register_buffer("mean", torch.zeros(()), persistent=False)
+    return net
+
+
+def double(it: Any) -> None:
+    it.seen = 2 * it.layer.weight.detach(), torch.fft.fft(it.layer.bias.detach()).conj()
+
+
+def run_out(it: Any) -> None:
+    """Run out of memory while it is tried what is needed."""
+    it.n = 1
+    it.calls.append(1)
+    if len(it.calls) == 4:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
 
 def draw_alike(it: Any) -> None:
     it.layer.bias.data.add_(torch.rand(3, generator=it.g.manual_seed(3)))
 
 
+def two_that_draw() -> nn.Module:
+    first, last = (Net(g=np.random.default_rng(0)) for _ in range(2))
+    first.layer, first.in_forward = nn.Linear(4, 4), draw("g")
+    return nn.Sequential(first, last)
+
+
+def drawn_by(own: random.Random) -> Any:
+    return lambda sample: {**sample, "x": sample["x"] * own.random()}
+
+
+def named_by(own: random.Random) -> Any:
+    return lambda sample: {**sample, "x": sample["x"] * (own is not None)}
+
+
+def both(first: Any, last: Any) -> Any:
+    return lambda sample, config: last(first(sample))
+
+
+class Counting:
+    """A loss that depends on how often it was called."""
+
+    def __init__(self, step: Any = 1) -> None:
+        self.n, self.step = 0, step
+
+    def of(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.n = self.n + self.step
+        return F.cross_entropy(output, target) / self.n
+
+    __call__ = of
+
+
+def called(loss: Any) -> Any:
+    return lambda output, target: loss(output, target)
+
+
+NOISE = itertools.count()
 BOTH = torch.zeros(2, 3)
 CHANCE = np.random.default_rng(0)
 
@@ -231,7 +332,7 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
         model(lambda it: setattr(it.dropout, "p", it.dropout.p / 2)), r"changed Dropout\.p, which"
     ),
     "the one of two": (model(cache_and_count, n_cached=0, n=0), r"changed Net\.n, which no state"),
-    "a model's error": (model(failing, is_over=False), r"changed Net\.is_over, which no state"),
+    "a model's error": (model(failing, is_over=False), r"Net\.is_over or Net\.n_left, which no"),
     "an optimizer's number": (optimizer(Own, count("n"), n=0), r"changed 'n' of the Own, .*group"),
     "an optimizer's tensors": (
         optimizer(Own, moved, moments=[torch.zeros(2)]), "changed 'moments' of the Own, which"
@@ -253,6 +354,41 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a loss's buffer": ({"loss": Loss(lambda it: it.center.add_(1))}, "'center' of the loss"),
     "a loss's number": ({"loss": partial(Loss(count("n")))}, "'n' of the loss, which all trials"),
+    "a model's number of NumPy": (
+        model(lambda it: setattr(it, "n", np.float64(it.n + 0.5)), n=0.0), r"changed Net\.n, which"
+    ),
+    "a model's number that becomes a tensor": (model(go_on, mean=0.5), r"changed Net\.mean, which"),
+    "a model's tensor": (model(go_on, mean=torch.ones(())), r"changed Net\.mean, which"),
+    "a model's hidden state": (model(go_on, mean=None), r"changed Net\.mean, .*persistent buffer"),
+    "a buffer that no state holds": ({"model": lambda config: unpersistent()}, r"Net\.mean, which"),
+    "numbers in a dict": (
+        {"model": lambda config: Net(count_in_a_dict, counts={"n": 0})}, r"Net\.counts, which"
+    ),
+    "a teacher in a tuple": (
+        {"model": lambda config: Net(go_on_in_a_tuple, teacher=(nn.Linear(4, 3),))},
+        r"changed Net\.teacher, which",
+    ),
+    "what is let be in the end": (
+        {"model": lambda config: counting(warm_up, rate=0.0)}, r"changed Net\.rate, which"
+    ),
+    "what goes on in the end": (
+        {"model": lambda config: counting(calibrate, rate=0.0)}, r"changed Net\.rate, which"
+    ),
+    "the first of two that draw": (
+        {"model": lambda config: two_that_draw()}, r"draws from 'Net\.g', a generator"
+    ),
+    "one of two of a name": (
+        {"augment": both(named_by(random.Random(0)), drawn_by(random.Random(0)))}, "from 'own', a"
+    ),
+    "a method's number": ({"loss": Counting().of}, "'n' of the loss, which all trials"),
+    "a number of what a loss calls": ({"loss": called(Counting())}, "'n' of the loss, which all"),
+    "a number of a loss that is cast": (
+        {"loss": Loss(count("n"), weights=nn.Buffer(torch.ones(3, dtype=torch.float64)))},
+        "'n' of the loss, which all trials",
+    ),
+    "a loss's tensor": (
+        {"loss": called(Counting(torch.ones(())))}, "'n' of the loss, which all trials"
+    ),
     "a loss's generator": (
         {"loss": Loss(draw("own"), own=random.Random(0))}, "draws from 'own', a"
     ),
@@ -267,6 +403,9 @@ KEPT: dict[str, dict[str, Any]] = {
     "code of the Hub": {"model": lambda config: OfTheHub(count("n"), n=0)},
     "a switch": model(lambda it: setattr(it, "is_ready", True), is_ready=False),
     "a cache": model(cache, n_cached=0),
+    "a cache of the longest": {"model": lambda config: counting(cache_the_longest, n_cached=0)},
+    "tensors of the last forward": model(double, seen=None),
+    "a dict that only counts": model(count_in_a_dict_alone, counts={"n": 0}),
     "a number that a buffer sets": {"model": lambda config: counting()},
     "a number that train_fn sets": {"train_fn": setting} | model(rate=1.0),
     "a loss's last value": {"loss": Loss(lambda it: setattr(it, "n", 5))},
@@ -286,9 +425,9 @@ KEPT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def trained(it: TorchWorkload) -> State:
+def trained(it: TorchWorkload, n_epochs: int = 2) -> State:
     state, shard = it.init({}, 0), it.prepare(ARRAYS)
-    for epoch in (1, 2):
+    for epoch in range(1, n_epochs + 1):
         visit = Visit(seed=0, trial=0, epoch=epoch, shard=0, ends_epoch=True)
         state = it.train(state, shard, {}, visit=visit).state
     return state
@@ -298,7 +437,7 @@ def trained(it: TorchWorkload) -> State:
 def test_what_would_begin_anew_in_each_unit_fails_the_trial(name: str) -> None:
     options, told = LOST[name]
     with pytest.raises(WorkloadError, match=told):
-        trained(workload(**options))
+        trained(workload(**options), n_epochs=4)
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -306,7 +445,7 @@ def test_what_is_kept_or_changes_nothing_is_trained(name: str) -> None:
     trained(workload(**KEPT[name]))
 
 
-def test_what_is_let_be_is_tried_once_and_changes_no_state() -> None:
+def test_what_is_let_be_is_tried_now_and_then_and_changes_no_state() -> None:
     n_passes = 0
 
     def counted(rate: str) -> Any:
@@ -318,11 +457,26 @@ def test_what_is_let_be_is_tried_once_and_changes_no_state() -> None:
 
         return passing
 
-    seen = trained(workload(**model(rate=1.0), train_fn=counted("rate")))
-    assert n_passes == 2 + 2  # two units; a batch with what was left, and one without
-    hidden = trained(workload(**model(_rate=1.0), train_fn=counted("_rate")))
-    assert n_passes == 4 + 2
+    seen = trained(workload(**model(rate=1.0), train_fn=counted("rate")), n_epochs=7)
+    # In epochs 1, 2 and 4: a batch with what was left, and one without.
+    assert n_passes == 7 + 3 * 2
+    hidden = trained(workload(**model(_rate=1.0), train_fn=counted("_rate")), n_epochs=7)
+    assert n_passes == 2 * 7 + 3 * 2
     assert seen == hidden
+
+
+def test_what_is_tried_may_run_out_of_memory() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(workload(**model(run_out, n=0, calls=[])))
+
+
+def test_of_several_things_the_error_names_each_that_it_may_be() -> None:
+    def both_change(it: Any) -> None:
+        double(it)
+        go_on(it)
+
+    with pytest.raises(WorkloadError, match=r"changed Net\.mean or Net\.seen, which no state"):
+        trained(workload(**model(both_change, mean=None, seen=None)))
 
 
 def test_on_a_gpu_two_batches_come_to_the_same_if_they_come_near(
@@ -333,6 +487,7 @@ def test_on_a_gpu_two_batches_come_to_the_same_if_they_come_near(
     )
     for name in ("a cache", "a number that a buffer sets", "a generator that is seeded"):
         trained(workload(**KEPT[name]))
+    trained(workload(**model(lambda it: setattr(it, "last", 1 + 1e-9 * next(NOISE)), last=0.0)))
     for name in ("a model's number", "a model's switch", "a loss's buffer"):
         with pytest.raises(WorkloadError, match=LOST[name][1]):
             trained(workload(**LOST[name][0]))

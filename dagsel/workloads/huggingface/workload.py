@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -326,6 +327,7 @@ class HFWorkload(TorchWorkload):
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: Any,
+        loss: Any,
         batches: ShardBatches,
         config: Config,
     ) -> None:
@@ -333,7 +335,7 @@ class HFWorkload(TorchWorkload):
         norm: Any = self.max_grad_norm
         norm = norm(config) if callable(norm) else norm
         with stepping(optimizer, fused=self.fused, capturable=False):
-            train_on(module, optimizer, batches, self._passes, norm)
+            train_on(module, optimizer, batches, replace(self._passes, loss=loss), norm)
 
     @property
     def _making(self) -> Making:

@@ -109,7 +109,8 @@ def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    data = plain.contiguous().reshape(-1).view(torch.uint8)
     n_words = data.numel() // 8
     words, rest = data[: 8 * n_words], data[8 * n_words :]
     if words.storage_offset() % 8:

@@ -35,8 +35,10 @@ def place_of(generator: Any) -> Any:
     return generator.bit_generator.state
 
 
-def generators_of(functions: Iterable[Any]) -> dict[str, Generator]:
+def generators_of(functions: Iterable[Any]) -> dict[str, list[Generator]]:
     """Return the generators that functions use: global ones, those they close over, and of calls.
+
+    Several may have one name, in different functions.
 
     Examples
     --------
@@ -44,7 +46,7 @@ def generators_of(functions: Iterable[Any]) -> dict[str, Generator]:
     >>> list(generators_of([partial(print, chance=chance)]))
     ['chance']
     """
-    found: dict[str, Generator] = {}
+    found: dict[str, list[Generator]] = {}
     seen: dict[int, Any] = {}  # they stay alive, so that no other object has their id
     waiting: list[tuple[str, Any]] = [("", function) for function in functions]
     while waiting:
@@ -53,13 +55,13 @@ def generators_of(functions: Iterable[Any]) -> dict[str, Generator]:
             continue
         seen[id(value)] = value
         if is_own(value):
-            found[name] = value
+            found.setdefault(name, []).append(value)
         else:
-            waiting += _used_by(value)
+            waiting += used_by(value)
     return found
 
 
-def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
+def used_by(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function or an object of the user's may call or draw from, by name."""
     if isinstance(value, partial):
         yield from (("", value.func), *value.keywords.items(), *(("", it) for it in value.args))

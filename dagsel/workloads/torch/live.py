@@ -67,6 +67,7 @@ class BuiltTrial:
     frozen: Frozen = field(default_factory=Frozen)  # what of the module is in no state
     outline: Any = None  # of what it was built of, and the module; None if it cannot be kept
     scratch: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    loss: Any = None  # where the module is, for one pass
     as_made: dict[str, bool] = field(default_factory=dict)  # which parameters the function trains
 
     def unfrozen(self) -> dict[str, Json]:

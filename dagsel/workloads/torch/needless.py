@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import Config, Visit
+from dagsel.workloads.memory import is_out_of_memory
 from dagsel.workloads.random_streams import write_streams
 from dagsel.workloads.torch.build import tensors_in
 from dagsel.workloads.torch.device import Shard, device_of
@@ -24,14 +26,24 @@ from dagsel.workloads.torch.unkept import Beside, Key, same
 
 logger = logging.getLogger("dagsel")
 
-#: What a workload's training changes beside the state, and does not need: of which configurations.
-_NEEDLESS: WeakKeyDictionary[Any, set[tuple[str, ...]]] = WeakKeyDictionary()
+
+@dataclass(slots=True)
+class _Tried:
+    """What was tried last of a trial: without what it goes on alike."""
+
+    epoch: int = 0
+    without: frozenset[Key] = frozenset()
+    numbers: Mapping[Key, int | float] = field(default_factory=dict)  # as the last pass left them
+
+
+#: Of each trial and configuration; of most trials nothing.
+_TRIED: WeakKeyDictionary[Any, dict[tuple[str, int], _Tried]] = WeakKeyDictionary()
 
 
 class TriesWithout(TrainsOnShards):
     """The part of a workload of PyTorch that tries whether a trial needs what no state holds."""
 
-    def _check_needless(
+    def _tried_without(
         self,
         changed: Mapping[Key, WorkloadError],
         beside: Beside,
@@ -40,35 +52,53 @@ class TriesWithout(TrainsOnShards):
         shard: Shard,
         config: Config,
         visit: Visit,
-    ) -> None:
+    ) -> bool:
         """Raise the error of what is lost, unless a trial goes on alike without it.
 
         A batch is trained on with what the pass has left, and with what is made anew of the state:
-        what is set in each forward pass, or a cache, makes no difference.
+        what is set in each forward pass, or a cache, makes no difference. It is tried again when a
+        pass lets a number be that an earlier one has set, and now and then, since what a trial does
+        may depend on how long it has trained. Return whether it was tried now, by this trial.
         """
-        about = (repr({**config}), *map(str, changed.values()))
-        needless = _NEEDLESS.setdefault(self, set())
-        if about in needless:
-            return
+        trials = _TRIED.setdefault(self, {})
+        about = repr({**config}), visit.trial
+        if not changed and about not in trials:
+            return False
+        tried, numbers = trials.get(about, _Tried()), beside.numbers(changed)
+        let_be = {
+            key: value
+            for key, value in tried.numbers.items()
+            if key not in changed and key[0] != "loss"  # which other trials have changed as well
+        }
+        if not let_be and changed.keys() <= tried.without and visit.epoch < 2 * tried.epoch:
+            tried.numbers = numbers
+            return False
+        beside.put(let_be)
+        lost = {**changed, **{key: beside.lost(key) for key in let_be}}
+        before, is_near = beside.numbers(lost), device_of(shard).type != "cpu"
         trial.set_streams, trial.cursor = lambda device: write_streams(captured.streams), None
         try:
             left = self._one_batch_on(trial, beside, shard, config, visit)
         except Exception as error:
-            raise next(iter(changed.values())) from error
+            if is_out_of_memory(error):
+                raise
+            raise beside.lost(*lost) from error
         trial.free()  # what is made anew takes as much memory
         captured.tensors.clear()
         beside.put_back()
         anew = self._trial(captured.state, config, shard, lives=False)
         anew.cursor = None
-        made = self._beside(anew.module, anew.optimizer)
+        its_tensors, its_others = self._one_batch_on(anew, self._beside(anew), shard, config, visit)
         tensors, others = left
-        its_tensors, its_others = self._one_batch_on(anew, made, shard, config, visit)
-        for key, lost in changed.items():
-            if not same(others.get(key), its_others.get(key)):
-                raise lost
-        if not _alike(tensors, its_tensors):
-            raise next(iter(changed.values()))
-        needless.add(about)
+        for key, told in lost.items():
+            # A number that the batch leaves as it is counts nothing, such as the size of a cache.
+            is_left = key in before and same(before[key], others.get(key))
+            if not is_left and not _alike(others.get(key), its_others.get(key), is_near=is_near):
+                raise told
+        if not _alike(tensors, its_tensors, is_near=is_near):
+            raise beside.lost(*lost)
+        trials[about] = _Tried(visit.epoch, frozenset(changed), numbers)
+        return True
 
     def _one_batch_on(
         self, trial: BuiltTrial, beside: Beside, shard: Shard, config: Config, visit: Visit
@@ -82,14 +112,22 @@ class TriesWithout(TrainsOnShards):
         held = [*tensors_in((trial.module.state_dict(), trial.optimizer.state_dict()))]
         if device_of(shard).type == "cpu":
             return sorted(checksums(held)), beside.now()
-        return sorted(float(it.double().norm()) for it in held), beside.now()
+        return sorted(map(_norm, held)), beside.now()
 
 
-def _alike(some: list[Any], others: list[Any]) -> bool:
-    if some == others or len(some) != len(others):
-        return some == others
-    are_near = isinstance(some[0], float) and np.allclose(some, others, rtol=0.01, equal_nan=True)
-    return bool(are_near)
+def _norm(tensor: torch.Tensor) -> float:
+    if tensor.is_floating_point():  # without a wider copy
+        return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return float(tensor.double().norm())
+
+
+def _alike(one: Any, other: Any, *, is_near: bool) -> bool:
+    """Whether two things are alike; of two passes on a GPU numbers come near alone."""
+    if is_near and type(one) is type(other) is float:
+        return bool(np.isclose(one, other, rtol=0.01, equal_nan=True))
+    if is_near and type(one) is type(other) is list and len(one) == len(other):
+        return all(_alike(*pair, is_near=True) for pair in zip(one, other, strict=True))
+    return same(one, other)
 
 
 @cache

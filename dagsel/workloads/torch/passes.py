@@ -18,7 +18,6 @@ from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, devic
 from dagsel.workloads.torch.live import BuiltTrial
 from dagsel.workloads.torch.loop import (
     ShardBatches,
-    following,
     needs_closure,
     standard_loop,
     track_steps,
@@ -72,7 +71,7 @@ class TrainsOnShards(MakesTrials, SparesMemory):
         own_loop = self.train_fn is not None
         refusing = refusing_other_optimizers(module, optimizer, own_loop=own_loop)
         with multiplying(self.precision, device), refusing:
-            self._loop(model, optimizer, schedule, batches, config)
+            self._loop(model, optimizer, schedule, trial.loss, batches, config)
         if isinstance(batches, GangBatches):
             check_end(module, batches, own_loop=own_loop)
         if self.input_fn is not None and batches.gave_nothing():
@@ -89,13 +88,13 @@ class TrainsOnShards(MakesTrials, SparesMemory):
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: Any,
+        loss: Any,
         batches: ShardBatches,
         config: Config,
     ) -> None:
         self._step_by_batch(schedule, batches, config)
         device = self._recorder(module, optimizer, batches)
         with stepping(optimizer, fused=self.fused, capturable=device is not None):
-            loss = following(self.loss, module.parameters())
             if device is not None:
                 recorded_loop(module, optimizer, batches, loss, device)
             elif self.train_fn is None:

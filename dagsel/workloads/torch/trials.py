@@ -22,6 +22,7 @@ from dagsel.workloads.torch.frozen import Frozen, checksums
 from dagsel.workloads.torch.generators import Generator, generators_of
 from dagsel.workloads.torch.layout import ChannelsLast, bears, gains
 from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
+from dagsel.workloads.torch.loop import following
 from dagsel.workloads.torch.outline import Outlines, UnknownError
 from dagsel.workloads.torch.pretrained import Base, own_what_trains
 from dagsel.workloads.torch.schedules import FollowsMetrics
@@ -40,7 +41,7 @@ from dagsel.workloads.unread import unread_by
 _FUNCTIONS = ("model", "loss", "optimizer", "lr_scheduler", "input_fn", "collate", "augment",
               "train_fn")  # fmt: skip
 #: The generators that a workload's functions use. They do not travel with it.
-_GENERATORS: WeakKeyDictionary[Any, dict[str, Generator]] = WeakKeyDictionary()
+_GENERATORS: WeakKeyDictionary[Any, dict[str, list[Generator]]] = WeakKeyDictionary()
 
 
 class MakesTrials(FollowsMetrics):
@@ -136,12 +137,14 @@ class MakesTrials(FollowsMetrics):
                 yield module, set_streams
             self._check_frozen(frozen, state.meta, config)
 
-    def _beside(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Beside:
+    def _beside(self, trial: BuiltTrial) -> Beside:
+        """Return what stands beside a trial; its loss is made ready for a pass."""
         generators = _GENERATORS.get(self)
         if generators is None:
             functions = (getattr(self, name) for name in _FUNCTIONS)
             generators = _GENERATORS[self] = generators_of(it for it in functions if it is not None)
-        return Beside(module, optimizer, self.loss, generators)
+        trial.loss = following(self.loss, trial.module.parameters())
+        return Beside(trial.module, trial.optimizer, trial.loss, generators)
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""

@@ -1,34 +1,39 @@
 """What training changes and no state holds: it would begin anew in each unit, or be all trials'.
 
 A state has the state dicts of module, optimizer and schedule, and the random streams of the
-process. What a user's code keeps beside them is looked at before and after a unit: numbers in
-attributes, generators of random numbers, moments of other optimizers, buffers of the loss.
+process. What a user's code keeps beside them is looked at before and after a unit: numbers and
+tensors in attributes, generators of random numbers, moments of other optimizers, buffers of the
+loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.describe import is_a_users
-from dagsel.workloads.torch.build import equal, tensors_in
+from dagsel.workloads.torch.build import LARGE, equal, tensors_in
 from dagsel.workloads.torch.frozen import checksums
-from dagsel.workloads.torch.generators import Generator, is_own, place_of
+from dagsel.workloads.torch.generators import Generator, is_own, place_of, used_by
 
 _PLAIN = frozenset({int, float, bool})
 #: Parts with the numbers in their attributes.
 _Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
+_Drawn: TypeAlias = dict[str, list[Generator]]
 #: Of model, optimizer, loss or generator; which of its parts, of which class; the name there.
 Key: TypeAlias = tuple[str, int, str, str]
+_MOST_ITEMS = 20_000  # of an attribute that are looked at
 _STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
 
@@ -73,53 +78,92 @@ class Beside:
         module: torch.nn.Module,
         optimizer: Optimizer,
         loss: Any,
-        generators: Mapping[str, Generator],
+        generators: Mapping[str, list[Generator]],
     ) -> None:
-        while isinstance(loss, partial):
-            loss = loss.func
-        self._optimizer, self._loss, self._drawn = optimizer, loss, {**generators}
+        self._module, self._optimizer = module, optimizer
+        of_loss = _parts_of(loss)
+        self._drawn: _Drawn = {name: [*them] for name, them in generators.items()}
         self._numbers = {
             "model": _numbers(_looked_at(module), self._drawn),
             "optimizer": _numbers(_parts_of_optimizer(optimizer), self._drawn),
-            "loss": _numbers(_parts_of(loss), self._drawn),
+            "loss": _numbers(of_loss, self._drawn),
         }
-        self._before = self.now()
+        self._loss = [
+            (part, {name: value for name, value in vars(part).items() if name[0] != "_"})
+            for part in of_loss
+        ]
+        self._before = {**self.now(), **self._held()}
 
     def now(self) -> dict[Key, Any]:
-        """Return what all of it is now: of what it is, at which of its parts, and its name."""
+        """Return what numbers and generators are now: of what, at which of its parts, its name."""
         found: dict[Key, Any] = {
-            (of, at, type(part).__name__, name): _number(part, name)
+            (of, at, type(part).__name__, name): plain(vars(part).get(name))
             for of, parts in self._numbers.items()
             for at, (part, before) in enumerate(parts)
             for name in before
         }
-        tensors = _tensors(self._optimizer), _buffers(self._loss)
-        for of, held in zip(("optimizer", "loss"), tensors, strict=True):
-            found |= {(of, -1, "", name): sums for name, sums in held.items()}
-        for name, generator in self._drawn.items():
-            found["generator", -1, "", name] = place_of(generator)
+        for at, (part, _) in enumerate(self._loss):
+            for name, it in vars(part).get("_buffers", {}).items():
+                if it is not None and not it.is_meta:
+                    found["loss", at, type(part).__name__, name] = checksums([it])
+        for name, sums in _tensors(self._optimizer).items():
+            found["optimizer", -1, "", name] = sums
+        for name, them in self._drawn.items():
+            found["generator", -1, "", name] = [*map(place_of, them)]
         return found
 
+    def _held(self) -> dict[Key, Any]:
+        """Return what a user's modules and loss hold now beside parameters and kept buffers."""
+        found, kept = {}, {*map(id, self._module.parameters())}
+        for part in self._module.modules():
+            lost = part._non_persistent_buffers_set
+            kept.update(id(it) for name, it in part._buffers.items() if name not in lost)
+        for of in ("model", "loss"):
+            for at, (part, _) in enumerate(self._numbers[of]):
+                kind, buffers = type(part), vars(part).get("_buffers", {}) if of == "model" else {}
+                if not _is_a_users(kind):
+                    continue
+                for name, value in (*vars(part).items(), *buffers.items()):
+                    if name[0] != "_" and name != "training" and (held := _content(value, kept)):
+                        found[of, at, kind.__name__, name] = held
+        return found
+
+    def numbers(self, keys: Iterable[Key]) -> dict[Key, int | float]:
+        """Return those of some things that are numbers now."""
+        now = self.now()
+        return {key: now[key] for key in keys if type(now.get(key)) in _PLAIN}
+
+    def put(self, numbers: Mapping[Key, int | float]) -> None:
+        """Set numbers to what they were."""
+        for (of, at, _, name), value in numbers.items():
+            self._numbers[of][at][0].__dict__[name] = value
+
     def put_back(self) -> None:
-        """Set the numbers of the loss, which all trials have, to what they were."""
-        for part, before in self._numbers["loss"]:
+        """Set the attributes of the loss, which all trials have, to what they were."""
+        for part, before in self._loss:
             part.__dict__.update(before)
 
     def changed(self) -> dict[Key, WorkloadError]:
         """Return an error for each thing that training has changed, so that it may be lost."""
-        now = self.now().items()
+        now = {**self.now(), **self._held()}.items()
         return {
-            key: WorkloadError(self._told(key))
+            key: self.lost(key)
             for key, value in now
             if value is not None and not same(self._before.get(key), value)
         }
 
-    def _told(self, key: Key) -> str:
+    def lost(self, key: Key, *others: Key) -> WorkloadError:
+        """Return the error for something that may be lost, or for one of several."""
+        return WorkloadError(self._told(key, others))
+
+    def _told(self, key: Key, others: Iterable[Key]) -> str:
         of, _, kind, name = key
         if of == "model":
+            also = (f"{kind}.{name}" for of, _, kind, name in others if of == "model")
+            names = " or ".join(dict.fromkeys((f"{kind}.{name}", *also)))
             return (
-                f"training has changed {kind}.{name}, which no state holds, so it begins anew in "
-                "each pass over a shard: keep it in a buffer (register_buffer) or in "
+                f"training has changed {names}, which no state holds, so it begins anew in "
+                "each pass over a shard: keep it in a persistent buffer (register_buffer) or in "
                 "get_extra_state, or set it in each forward from what is kept there; if no result "
                 "depends on that, let its name begin with an underscore"
             )
@@ -163,18 +207,18 @@ def _looked_at(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield part
 
 
-def _numbers(parts: Iterable[Any], drawn: dict[str, Generator]) -> _Numbers:
+def _numbers(parts: Iterable[Any], drawn: _Drawn) -> _Numbers:
     """Return the numbers in the parts, and add the generators in them to `drawn`."""
     found = []
     for part in parts:
         kind, numbers = type(part), {}
         for name, value in vars(part).items():
-            if type(value) in _PLAIN:
+            if plain(value) is not None:
                 if name[0] != "_" and name != "training":  # each unit sets that anew
                     numbers[name] = value
             elif is_own(value):
-                drawn[f"{kind.__name__}.{name}"] = value
-        if numbers and (kind.__module__.startswith("torch.nn.") or _is_a_users(kind)):
+                drawn.setdefault(f"{kind.__name__}.{name}", []).append(value)
+        if kind.__module__.startswith("torch.nn.") or _is_a_users(kind):
             found.append((part, numbers))
     return found
 
@@ -184,21 +228,65 @@ def _is_a_users(kind: type) -> bool:
     return is_a_users(kind.__module__) and not kind.__module__.startswith("transformers_modules.")
 
 
-def _number(part: Any, name: str) -> Any:
-    value = vars(part).get(name)
+def plain(value: Any) -> int | float | None:
+    """Return a number, also one of NumPy, as Python's; None for all else.
+
+    Examples
+    --------
+    >>> plain(np.float32(0.5)), plain(True), plain("5")
+    (0.5, True, None)
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
     return value if type(value) in _PLAIN else None
 
 
+def _content(value: Any, kept: Container[int]) -> list[Any]:
+    """Return the numbers in a value, and checksums of tensors that are not kept by their ids."""
+    numbers: list[Any] = []
+    tensors, waiting = [], [value]
+    for _ in range(_MOST_ITEMS):
+        if not waiting:
+            break
+        it = waiting.pop()
+        if isinstance(it, dict):
+            waiting += it.values()
+        elif isinstance(it, (list, tuple, set, deque)):
+            waiting += it
+        elif isinstance(it, torch.nn.Module):  # one that is no part of the model
+            waiting += it.parameters()
+            waiting += it.buffers()
+        elif (number := plain(it)) is not None:
+            numbers.append(repr(number))
+        elif type(it) in (torch.Tensor, torch.nn.Parameter) and id(it) not in kept:
+            if it.layout != torch.strided or it.is_quantized or it.is_meta:
+                continue
+            if it.nbytes > LARGE and not it.is_inference():
+                numbers.append((id(it), it._version))  # not all of a table is read for each shard
+            else:
+                tensors.append(it)
+    return [*numbers, *(sums for it in tensors for sums in checksums([it]))]
+
+
 def _parts_of(loss: Any) -> list[Any]:
-    if isinstance(loss, torch.nn.Module):
-        return [*loss.modules()]
-    return [loss] if hasattr(loss, "__dict__") and not isinstance(loss, FunctionType) else []
-
-
-def _buffers(loss: Any) -> dict[str, list[int]]:
-    if not isinstance(loss, torch.nn.Module):
-        return {}
-    return {name: checksums([it]) for name, it in loss.named_buffers() if not it.is_meta}
+    """Return the objects that a loss is, or that its function calls."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    waiting = [loss]
+    while waiting:
+        it = waiting.pop()
+        if id(it) in seen:
+            continue
+        seen[id(it)] = it
+        if isinstance(it, partial | FunctionType):
+            waiting += [used for _, used in used_by(it) if callable(used)]
+        elif isinstance(it, MethodType):
+            waiting.append(it.__self__)
+        elif isinstance(it, torch.nn.Module):
+            found += it.modules()
+        elif hasattr(it, "__dict__") and not isinstance(it, type):
+            found.append(it)
+    return found
 
 
 def _parts_of_optimizer(optimizer: Any) -> list[Any]:

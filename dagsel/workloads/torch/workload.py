@@ -66,8 +66,8 @@ class TorchWorkload(TriesWithout, GivesModules, Reconfigures, FitsData, PoolsMet
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
     and so do the random streams of PyTorch, NumPy and Python. Model and optimizer are built anew
     for every unit, so keep anything else that training changes in a persistent buffer or in
-    ``get_extra_state``; a trial fails whose next batch depends on a number that is not. Functions
-    are called in workers.
+    ``get_extra_state``; a trial fails whose next batch depends on a number or a tensor in an
+    attribute that is not. Functions are called in workers.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ class TorchWorkload(TriesWithout, GivesModules, Reconfigures, FitsData, PoolsMet
         with preserved_streams(torch=True, gang=None if gang is None else gang.name):
             trial = self._trial(state, config, shard, lives=gang is None)
             module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
-            beside = self._beside(module, optimizer)
+            beside = self._beside(trial)
             batches = self._pass(trial, shard, config, visit, should_stop, gang)
             changed = beside.changed()
             meta = {"seed": trial.seed, **batches.place(), **trial.unfrozen()}
@@ -406,10 +406,11 @@ class TorchWorkload(TriesWithout, GivesModules, Reconfigures, FitsData, PoolsMet
                 check_names(state, captured, module, trial.frozen.may_lack())
                 state = captured.state
             if gang is not None:
-                say_untried(*map(str, changed.values()))
-            elif changed:
-                self._check_needless(changed, beside, trial, captured, shard, config, visit)
-            elif not batches.stopped:
+                counted = beside.now()
+                say_untried(*(str(error) for key, error in changed.items() if key in counted))
+            elif self._tried_without(changed, beside, trial, captured, shard, config, visit):
+                pass  # the trial has gone on from where its state is
+            elif not (changed or batches.stopped):
                 self._live.keep(trial, captured)
         return batches.trained(state)
 
