@@ -399,9 +399,10 @@ def load_state(flow: Flow, value: Json) -> None:
 def _check_arguments(procedure: type, args: Sequence[Any], given: Mapping[str, Any]) -> None:
     """Raise a `SearchError` for an argument that a procedure does not take or lacks.
 
-    Nothing is said if none is given, as where a procedure is unpickled.
+    Nothing is said if none is given, as where a procedure is unpickled, nor if what a user has put
+    around ``__init__`` may give some.
     """
-    known = inspect.signature(procedure).parameters
+    known = inspect.signature(procedure, follow_wrapped=False).parameters
     if not (args or given) or any(it.kind in _ANY for it in known.values()):
         return
     who = procedure.__name__

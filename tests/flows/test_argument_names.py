@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 import re
@@ -173,6 +174,15 @@ def test_a_procedure_of_ones_own_has_the_names_that_it_likes() -> None:
         OfOnesOwn(metric="f1")  # type: ignore[call-arg]
     with pytest.raises(SearchError, match="OfOnesOwn takes no seed: write seed= for dagsel"):
         OfOnesOwn(3, seed=1)  # type: ignore[call-arg]
+
+
+def test_what_is_put_around_a_procedure_may_give_arguments() -> None:
+    class Configured(ASHA):
+        @functools.wraps(ASHA.__init__)
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, **{"n_trials": 7, **given})
+
+    assert Configured(max_epochs=9).n_trials == 7
 
 
 @pytest.mark.parametrize("flow", CONCRETE, ids=lambda flow: flow.__name__)
