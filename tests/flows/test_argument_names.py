@@ -178,7 +178,7 @@ def test_a_procedure_of_ones_own_has_the_names_that_it_likes() -> None:
 
 def test_what_is_put_around_a_procedure_may_give_arguments() -> None:
     class Configured(ASHA):
-        @functools.wraps(ASHA.__init__)
+        @functools.wraps(ASHA.__init__)  # type: ignore[misc]
         def __init__(self, *args: Any, **given: Any) -> None:
             super().__init__(*args, **{"n_trials": 7, **given})
 

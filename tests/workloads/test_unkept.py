@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Callable
@@ -239,6 +240,8 @@ def called(loss: Any) -> Any:
 
 
 NOISE = itertools.count()
+TREE: dict[str, Any] = {"children": []}
+TREE["children"].append({"parent": TREE})
 BOTH = torch.zeros(2, 3)
 CHANCE = np.random.default_rng(0)
 
@@ -405,6 +408,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "a cache": model(cache, n_cached=0),
     "a cache of the longest": {"model": lambda config: counting(cache_the_longest, n_cached=0)},
     "tensors of the last forward": model(double, seen=None),
+    "a tree whose leaves know it": {"model": lambda config: Net(tree=copy.deepcopy(TREE))},
     "a dict that only counts": model(count_in_a_dict_alone, counts={"n": 0}),
     "a number that a buffer sets": {"model": lambda config: counting()},
     "a number that train_fn sets": {"train_fn": setting} | model(rate=1.0),
@@ -442,7 +446,9 @@ def test_what_would_begin_anew_in_each_unit_fails_the_trial(name: str) -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_or_changes_nothing_is_trained(name: str) -> None:
-    trained(workload(**KEPT[name]))
+    it = workload(**KEPT[name])
+    it.validate({})
+    trained(it)
 
 
 def test_what_is_let_be_is_tried_now_and_then_and_changes_no_state() -> None:

@@ -184,13 +184,16 @@ def beside_state(module: torch.nn.Module) -> dict[str, list[int]]:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in a value, and its arrays as tensors."""
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta:
-        yield value
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        yield torch.frombuffer(bytearray(value.tobytes() or b"\0"), dtype=torch.uint8)
-    elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(part)
+    waiting, seen = [value], {}  # one that holds itself is gone through once
+    while waiting:
+        it = waiting.pop()
+        if isinstance(it, torch.Tensor) and it.layout == torch.strided and not it.is_meta:
+            yield it
+        elif isinstance(it, np.ndarray) and it.dtype.kind in "fiub":
+            yield torch.frombuffer(bytearray(it.tobytes() or b"\0"), dtype=torch.uint8)
+        elif isinstance(it, dict | list | tuple) and id(it) not in seen:
+            seen[id(it)] = it
+            waiting += [*(it.values() if isinstance(it, dict) else it)][::-1]
 
 
 def check_alike(once: dict[str, list[int]], again: dict[str, list[int]]) -> None:

@@ -63,7 +63,10 @@ class Outlines:
             return reading.value(whole)
         tensors = reading.tensors
         tensors.update((id(t), t) for t in (*whole.parameters(), *whole.buffers()))
-        modules = [*map(reading.module, whole.modules())]
+        try:
+            modules = [*map(reading.module, whole.modules())]
+        except RecursionError:  # a container that holds itself
+            raise UnknownError from None
         return modules, [*map(reading.tensor, tensors.values())]
 
 
