@@ -238,6 +238,22 @@ def test_what_is_compiled_to_read_another_array_is_another_program() -> None:
         assert program(arrays, np.float32(3), np.float32(0)) == 3 * arrays[at]
 
 
+def test_what_is_compiled_to_call_another_function_is_another_program() -> None:
+    import jax
+
+    from dagsel.workloads.compiled import Program
+
+    def calling(n: float) -> Callable[[Any, Any, Any], Any]:
+        def called(arrays: Any, inputs: Any, targets: Any) -> Any:
+            shape = jax.ShapeDtypeStruct((), "float32")
+            return jax.pure_callback(lambda it: np.float32(n * it), shape, inputs)
+
+        return called
+
+    for n in (2.0, 5.0):
+        assert Program(calling(n))([], np.float32(3), ()) == 3 * n
+
+
 def test_what_is_compiled_for_other_constants_is_another_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
