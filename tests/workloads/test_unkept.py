@@ -235,6 +235,49 @@ class Counting:
     __call__ = of
 
 
+def training(step: Callable[[], float]) -> Any:
+    def own_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets) * step()
+            loss.backward()
+            optimizer.step()
+            batches.log(loss)
+
+    return own_loop
+
+
+class Anneals:
+    """Counts; what it returns depends on that, or not."""
+
+    def __init__(self, *, matters: bool) -> None:
+        self.n_steps, self.losses, self.matters = 0, list[int](), matters
+
+    def step(self) -> float:
+        self.n_steps += 1
+        self.losses.append(self.n_steps)
+        return min(1.0, self.n_steps / 100) if self.matters else 1.0
+
+    __call__ = step
+
+
+def annealing(counted: Any) -> Any:
+    def step() -> float:
+        counted["n"] += 1
+        return min(1.0, float(counted["n"]) / 100)
+
+    return step
+
+
+N_DONE = 0
+
+
+def globally() -> float:
+    global N_DONE
+    N_DONE += 1
+    return min(1.0, N_DONE / 100)
+
+
 def called(loss: Any) -> Any:
     return lambda output, target: loss(output, target)
 
@@ -383,6 +426,14 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     "one of two of a name": (
         {"augment": both(named_by(random.Random(0)), drawn_by(random.Random(0)))}, "from 'own', a"
     ),
+    "a global number": ({"train_fn": training(globally)}, "changed 'N_DONE', which a function of"),
+    "a dict of a closure": ({"train_fn": training(annealing({"n": 0}))}, "changed 'counted', wh"),
+    "a number of a function's object": (
+        {"train_fn": training(Anneals(matters=True).step)}, "changed 'n_steps', which a function"
+    ),
+    "a number of an object that is called": (
+        {"train_fn": training(Anneals(matters=True))}, "changed 'step', which a function of the"
+    ),
     "a method's number": ({"loss": Counting().of}, "'n' of the loss, which all trials"),
     "a number of what a loss calls": ({"loss": called(Counting())}, "'n' of the loss, which all"),
     "a number of a loss that is cast": (
@@ -408,6 +459,7 @@ KEPT: dict[str, dict[str, Any]] = {
     "a cache": model(cache, n_cached=0),
     "a cache of the longest": {"model": lambda config: counting(cache_the_longest, n_cached=0)},
     "tensors of the last forward": model(double, seen=None),
+    "what a function only counts": {"train_fn": training(Anneals(matters=False).step)},
     "a tree whose leaves know it": {"model": lambda config: Net(tree=copy.deepcopy(TREE))},
     "a dict that only counts": model(count_in_a_dict_alone, counts={"n": 0}),
     "a number that a buffer sets": {"model": lambda config: counting()},
@@ -452,12 +504,11 @@ def test_what_is_kept_or_changes_nothing_is_trained(name: str) -> None:
 
 
 def test_what_is_let_be_is_tried_now_and_then_and_changes_no_state() -> None:
-    n_passes = 0
+    passes = itertools.count()
 
     def counted(rate: str) -> Any:
         def passing(model: Any, *args: Any) -> None:
-            nonlocal n_passes
-            n_passes += 1
+            next(passes)
             setattr(model, rate, 0.5)
             loop(model, *args)
 
@@ -465,9 +516,9 @@ def test_what_is_let_be_is_tried_now_and_then_and_changes_no_state() -> None:
 
     seen = trained(workload(**model(rate=1.0), train_fn=counted("rate")), n_epochs=7)
     # In epochs 1, 2 and 4: a batch with what was left, and one without.
-    assert n_passes == 7 + 3 * 2
+    assert next(passes) == 7 + 3 * 2
     hidden = trained(workload(**model(_rate=1.0), train_fn=counted("_rate")), n_epochs=7)
-    assert n_passes == 2 * 7 + 3 * 2
+    assert next(passes) == 2 * 7 + 3 * 2 + 1
     assert seen == hidden
 
 

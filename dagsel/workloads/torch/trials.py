@@ -40,6 +40,8 @@ from dagsel.workloads.unread import unread_by
 #: What may draw random numbers while a trial trains.
 _FUNCTIONS = ("model", "loss", "optimizer", "lr_scheduler", "input_fn", "collate", "augment",
               "train_fn")  # fmt: skip
+#: What is called while a trial trains, and is neither its module nor its optimizer.
+_CALLED = ("loss", "input_fn", "collate", "augment", "train_fn")
 #: The generators that a workload's functions use. They do not travel with it.
 _GENERATORS: WeakKeyDictionary[Any, dict[str, list[Generator]]] = WeakKeyDictionary()
 
@@ -144,7 +146,8 @@ class MakesTrials(FollowsMetrics):
             functions = (getattr(self, name) for name in _FUNCTIONS)
             generators = _GENERATORS[self] = generators_of(it for it in functions if it is not None)
         trial.loss = following(self.loss, trial.module.parameters())
-        return Beside(trial.module, trial.optimizer, trial.loss, generators)
+        called = [getattr(self, name) for name in _CALLED]
+        return Beside(trial.module, trial.optimizer, trial.loss, generators, called)
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,7 +33,8 @@ _Numbers: TypeAlias = list[tuple[Any, dict[str, int | float]]]
 _Drawn: TypeAlias = dict[str, list[Generator]]
 #: Of model, optimizer, loss or generator; which of its parts, of which class; the name there.
 Key: TypeAlias = tuple[str, int, str, str]
-_MOST_ITEMS = 20_000  # of an attribute that are looked at
+_CONTAINERS = dict, list, tuple, set, deque
+_MOST_ITEMS = 1000  # of an attribute: one that has more is not looked at
 _STATE_DICT_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
 
 
@@ -71,6 +72,8 @@ class Beside:
         What trains, and by what.
     generators
         Those that the workload's functions use, by name.
+    called
+        Functions that are called while it trains.
     """
 
     def __init__(
@@ -79,8 +82,9 @@ class Beside:
         optimizer: Optimizer,
         loss: Any,
         generators: Mapping[str, list[Generator]],
+        called: Iterable[Any] = (),
     ) -> None:
-        self._module, self._optimizer = module, optimizer
+        self._module, self._optimizer, self._called = module, optimizer, [*called]
         of_loss = _parts_of(loss)
         self._drawn: _Drawn = {name: [*them] for name, them in generators.items()}
         self._numbers = {
@@ -113,8 +117,9 @@ class Beside:
         return found
 
     def _held(self) -> dict[Key, Any]:
-        """Return what a user's modules and loss hold now beside parameters and kept buffers."""
-        found, kept = {}, {*map(id, self._module.parameters())}
+        """Return what a user's modules and functions hold beside parameters and kept buffers."""
+        found: dict[Key, list[Any]] = {}
+        kept = {*map(id, self._module.parameters())}
         for part in self._module.modules():
             lost = part._non_persistent_buffers_set
             kept.update(id(it) for name, it in part._buffers.items() if name not in lost)
@@ -126,6 +131,9 @@ class Beside:
                 for name, value in (*vars(part).items(), *buffers.items()):
                     if name[0] != "_" and name != "training" and (held := _content(value, kept)):
                         found[of, at, kind.__name__, name] = held
+        for name, value in _used(self._called):
+            if held := _content(value, kept):
+                found["function", -1, "", name] = found.get(("function", -1, "", name), []) + held
         return found
 
     def numbers(self, keys: Iterable[Key]) -> dict[Key, int | float]:
@@ -179,6 +187,12 @@ class Beside:
                 f"training has changed {name!r} of the loss, which all trials of a worker share "
                 "and no state holds: let the model hold it, and return it with its output; if no "
                 "result depends on that, let its name begin with an underscore"
+            )
+        if of == "function":
+            return (
+                f"training has changed {name!r}, which a function of the workload uses, so all "
+                "trials of a worker share it and no state holds it: keep it in a persistent buffer "
+                "of the model (register_buffer)"
             )
         return (
             f"training draws from {name!r}, a generator of random numbers that no state holds, so "
@@ -244,18 +258,21 @@ def plain(value: Any) -> int | float | None:
 def _content(value: Any, kept: Container[int]) -> list[Any]:
     """Return the numbers in a value, and checksums of tensors that are not kept by their ids."""
     numbers: list[Any] = []
-    tensors, waiting = [], [value]
-    for _ in range(_MOST_ITEMS):
-        if not waiting:
-            break
-        it = waiting.pop()
+    tensors, waiting, n = [], [value], 0
+    while waiting:
+        it, n = waiting.pop(), n + 1
+        if n > _MOST_ITEMS or (isinstance(it, _CONTAINERS) and len(it) > _MOST_ITEMS):
+            return []  # such as a vocabulary, or one that holds itself
         if isinstance(it, dict):
             waiting += it.values()
-        elif isinstance(it, (list, tuple, set, deque)):
+        elif isinstance(it, _CONTAINERS):
             waiting += it
         elif isinstance(it, torch.nn.Module):  # one that is no part of the model
             waiting += it.parameters()
             waiting += it.buffers()
+            waiting += (value for part in it.modules() for _, value in _public(part))
+        elif callable(it) and not isinstance(it, type) and _is_a_users(type(it)):
+            waiting += (value for _, value in _public(it))
         elif (number := plain(it)) is not None:
             numbers.append(repr(number))
         elif type(it) in (torch.Tensor, torch.nn.Parameter) and id(it) not in kept:
@@ -266,6 +283,32 @@ def _content(value: Any, kept: Container[int]) -> list[Any]:
             else:
                 tensors.append(it)
     return [*numbers, *(sums for it in tensors for sums in checksums([it]))]
+
+
+def _public(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that anybody may see, by name."""
+    return (item for item in getattr(part, "__dict__", {}).items() if item[0][0] != "_")
+
+
+def _used(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what functions use, and those that they call, by name; of objects the attributes."""
+    waiting, seen = [*functions], dict[int, Any]()
+    while waiting:
+        it = waiting.pop()
+        if id(it) in seen:
+            continue
+        seen[id(it)] = it
+        if isinstance(it, MethodType):
+            waiting += [it.__func__, it.__self__]
+        elif isinstance(it, partial | FunctionType):
+            for name, value in used_by(it):
+                if isinstance(value, partial | FunctionType | MethodType):
+                    waiting.append(value)
+                elif not isinstance(value, type | ModuleType):
+                    yield name, value
+        elif not isinstance(it, type | torch.nn.Module) and _is_a_users(type(it)):
+            waiting += [it.__call__] if callable(it) else []
+            yield from _public(it)
 
 
 def _parts_of(loss: Any) -> list[Any]:
