@@ -10,7 +10,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,10 +20,12 @@ from dagsel.messages import Notice, WorkerLeaves
 
 #: Dask's nanny kills a worker 8 s after SIGTERM; what comes after the wait must fit as well.
 PATIENCE_S = 6.0
+#: So often it is seen whether units have stopped.
+_LOOK_S = 0.01
 
 
 class SigtermHandler:
-    """Stops a worker's unit at its next batch before the worker closes."""
+    """Stops a worker's units, those of all runs, at their next batch before the worker closes."""
 
     def __init__(
         self,
@@ -44,13 +46,16 @@ class SigtermHandler:
     def _on_signal(self, number: int, frame: Any) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._stop_all()
+            for each in self._of_all_runs():
+                each._stop_all()
             self._worker.loop.add_callback_from_signal(self._leave)
 
     async def _leave(self) -> None:
-        self._tell(WorkerLeaves(self._worker.address))
-        self._stop_all()  # a unit may have begun since the signal
-        await self._wait_until_idle(float("inf"))
+        for each in self._of_all_runs():
+            each._tell(WorkerLeaves(self._worker.address))
+            each._stop_all()  # a unit may have begun since the signal
+        while not all(each._is_idle() for each in self._of_all_runs()):
+            await asyncio.sleep(_LOOK_S)
         # A closing worker tells its nanny not to restart it, but may be killed before it can. Told
         # now, the nanny has ended when the cluster is asked for another worker.
         address: Any = self._worker.nanny
@@ -70,12 +75,18 @@ class SigtermHandler:
                 before = before.__self__._before
             signal.signal(signal.SIGTERM, before)
         if self._worker.status in (Status.closing, Status.closing_gracefully):
-            await self._wait_until_idle(PATIENCE_S)
+            deadline = time.monotonic() + PATIENCE_S
+            while not self._is_idle() and time.monotonic() < deadline:
+                await asyncio.sleep(_LOOK_S)
 
-    async def _wait_until_idle(self, patience_s: float) -> None:
-        deadline = time.monotonic() + patience_s
-        while not self._is_idle() and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+    def _of_all_runs(self) -> Iterator[SigtermHandler]:
+        """Yield this handler, which gets the signal alone, and those before it whose runs go on."""
+        yield self
+        before = self._before
+        while isinstance(other := getattr(before, "__self__", None), SigtermHandler):
+            if not other._has_ended:
+                yield other
+            before = other._before
 
 
 def _is_of_ended_run(handler: Any) -> bool:

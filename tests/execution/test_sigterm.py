@@ -85,3 +85,37 @@ def test_runs_that_overlap_leave_the_handler_of_before() -> None:
         assert signal.getsignal(signal.SIGTERM) != before
         asyncio.run(runs[k].end())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_all_searches_on_a_worker_hear_that_it_goes_and_are_waited_for() -> None:
+    """A signal has one handler: that of the last one."""
+    leaves: list[Any] = []
+    stopped, told, closed_beside = list[int](), list[int](), list[set[int]]()
+    worker: Any = SimpleNamespace(status=Status.running, address="a", nanny=None)
+    worker.loop = SimpleNamespace(add_callback_from_signal=leaves.append)
+    busy = {0, 1, 3}
+
+    async def close(reason: str) -> None:
+        closed_beside.append({*busy})
+
+    worker.close_gracefully = close
+
+    def handler(k: int) -> SigtermHandler:
+        def is_idle() -> bool:
+            was_busy = k in busy
+            busy.discard(k)  # by the next look
+            return not was_busy
+
+        return SigtermHandler(worker, lambda: stopped.append(k), is_idle, lambda op: told.append(k))
+
+    runs = [handler(k) for k in range(4)]
+    try:
+        asyncio.run(runs[2].end())
+        signal.raise_signal(signal.SIGTERM)
+        assert sorted(stopped) == [0, 1, 3]
+        (leave,) = leaves
+        asyncio.run(leave())
+    finally:
+        signal.signal(signal.SIGTERM, runs[0]._before)
+    assert sorted(told) == [0, 1, 3]
+    assert closed_beside == [set()]
