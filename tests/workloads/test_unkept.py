@@ -170,6 +170,13 @@ def warm_up(it: Any) -> None:
     it.layer.bias.data.fill_(it.rate)
 
 
+def set_later(it: Any) -> None:
+    it.layer.count += 1
+    if it.layer.count > 6:
+        it.rate = float(it.layer.count)
+    it.layer.bias.data.fill_(it.rate)
+
+
 def calibrate(it: Any) -> None:
     """Set a number by what a buffer has counted, and go on from it in the end."""
     it.layer.count += 1
@@ -520,6 +527,18 @@ def test_what_is_let_be_is_tried_now_and_then_and_changes_no_state() -> None:
     hidden = trained(workload(**model(_rate=1.0), train_fn=counted("_rate")), n_epochs=7)
     assert next(passes) == 2 * 7 + 3 * 2 + 1
     assert seen == hidden
+
+
+def test_a_trial_that_begins_again_has_not_yet_set_what_it_sets_later() -> None:
+    passes = itertools.count()
+
+    def passing(*args: Any) -> None:
+        next(passes)
+        loop(*args)
+
+    it = workload(model=lambda config: counting(set_later, rate=0.0), train_fn=passing)
+    assert trained(it, n_epochs=4) == trained(it, n_epochs=4)
+    assert next(passes) == 2 * (4 + 2)  # tried in epoch 3
 
 
 def test_what_is_tried_may_run_out_of_memory() -> None:

@@ -32,6 +32,7 @@ class _Tried:
     """What was tried last of a trial: without what it goes on alike."""
 
     epoch: int = 0
+    seen: int = 0  # the epoch of its last pass
     without: frozenset[Key] = frozenset()
     numbers: Mapping[Key, int | float] = field(default_factory=dict)  # as the last pass left them
 
@@ -64,14 +65,17 @@ class TriesWithout(TrainsOnShards):
         about = repr({**config}), visit.trial
         if not changed and about not in trials:
             return False
-        tried, numbers = trials.get(about, _Tried()), beside.numbers(changed)
+        tried, numbers = trials.setdefault(about, _Tried()), beside.numbers(changed)
+        if visit.epoch < tried.seen:  # it has begun again
+            tried = trials[about] = _Tried()
         let_be = {
             key: value
             for key, value in tried.numbers.items()
             if key not in changed and key[0] != "loss"  # which other trials have changed as well
         }
-        if not let_be and changed.keys() <= tried.without and visit.epoch < 2 * tried.epoch:
-            tried.numbers = numbers
+        is_known = changed.keys() <= tried.without and visit.epoch < 2 * tried.epoch
+        if not let_be and (is_known or not changed):
+            tried.numbers, tried.seen = numbers, visit.epoch
             return False
         beside.put(let_be)
         lost = {**changed, **{key: beside.lost(key) for key in let_be}}
@@ -97,7 +101,7 @@ class TriesWithout(TrainsOnShards):
                 raise told
         if not _alike(tensors, its_tensors, is_near=is_near):
             raise beside.lost(*lost)
-        trials[about] = _Tried(visit.epoch, frozenset(changed), numbers)
+        trials[about] = _Tried(visit.epoch, visit.epoch, frozenset(changed), numbers)
         return True
 
     def _one_batch_on(
