@@ -564,6 +564,9 @@ def test_on_a_gpu_two_batches_come_to_the_same_if_they_come_near(
     for name in ("a cache", "a number that a buffer sets", "a generator that is seeded"):
         trained(workload(**KEPT[name]))
     trained(workload(**model(lambda it: setattr(it, "last", 1 + 1e-9 * next(NOISE)), last=0.0)))
+    slowly = optimizer(torch.optim.SGD, lr=1e-4)  # so that all weights come near
+    with pytest.raises(WorkloadError, match="changed 'counted', which a function"):
+        trained(workload(train_fn=training(annealing({"n": 0})), **slowly))
     for name in ("a model's number", "a model's switch", "a loss's buffer"):
         with pytest.raises(WorkloadError, match=LOST[name][1]):
             trained(workload(**LOST[name][0]))

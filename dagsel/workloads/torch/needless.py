@@ -109,14 +109,15 @@ class TriesWithout(TrainsOnShards):
     ) -> tuple[list[int] | list[float], dict[Key, Any]]:
         """Train a trial on another batch.
 
-        Return checksums of its tensors, or norms where two passes come near alone, and what is
-        beside it.
+        Return checksums of its tensors, or the loss and norms where two passes come near alone, and
+        what is beside it.
         """
-        self._pass(trial, shard, config, replace(visit, epoch=visit.epoch + 1), lambda: True, None)
+        then = replace(visit, epoch=visit.epoch + 1)
+        batches = self._pass(trial, shard, config, then, lambda: True, None)
         held = [*tensors_in((trial.module.state_dict(), trial.optimizer.state_dict()))]
         if device_of(shard).type == "cpu":
             return sorted(checksums(held)), beside.now()
-        return sorted(map(_norm, held)), beside.now()
+        return [batches.loss, *sorted(map(_norm, held))], beside.now()
 
 
 def _norm(tensor: torch.Tensor) -> float:
