@@ -145,7 +145,7 @@ def go_on(it: Any) -> None:
 
 def go_on_in_place(it: Any) -> None:
     it.mean.add_(1)
-    it.layer.bias.data.fill_(it.mean)
+    it.layer.bias.data.fill_(it.mean.view(-1)[0])
 
 
 def go_on_in_a_tuple(it: Any) -> None:
@@ -413,6 +413,10 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     "a model's number that becomes a tensor": (model(go_on, mean=0.5), r"changed Net\.mean, which"),
     "a model's tensor": (model(go_on, mean=torch.ones(())), r"changed Net\.mean, which"),
     "a model's hidden state": (model(go_on, mean=None), r"changed Net\.mean, .*persistent buffer"),
+    "a model's large tensor": (
+        {"model": lambda config: Net(go_on_in_place, mean=torch.zeros(1_100_000))},
+        r"changed Net\.mean, which",
+    ),
     "a buffer that no state holds": ({"model": lambda config: unpersistent()}, r"Net\.mean, which"),
     "numbers in a dict": (
         {"model": lambda config: Net(count_in_a_dict, counts={"n": 0})}, r"Net\.counts, which"
