@@ -170,6 +170,13 @@ def warm_up(it: Any) -> None:
     it.layer.bias.data.fill_(it.rate)
 
 
+def follow_a_table(it: Any) -> None:
+    """Set a number by a table that is as long as training."""
+    it.rate = [0.1, 0.2, 0.3, 0.3, 0.2, 0.1][int(it.layer.count)]
+    it.layer.count += 1
+    it.layer.bias.data.fill_(it.rate)
+
+
 def set_later(it: Any) -> None:
     it.layer.count += 1
     if it.layer.count > 6:
@@ -470,6 +477,14 @@ KEPT: dict[str, dict[str, Any]] = {
     "a cache": model(cache, n_cached=0),
     "a cache of the longest": {"model": lambda config: counting(cache_the_longest, n_cached=0)},
     "tensors of the last forward": model(double, seen=None),
+    "a schedule that ends": {
+        **model(double, seen=None),
+        "lr_scheduler": lambda optimizer, config: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=0.1, total_steps=2 * 3
+        ),
+        "lr_scheduler_interval": "step",
+    },
+    "a model that ends": {"model": lambda config: counting(follow_a_table, rate=0.0)},
     "what a function only counts": {"train_fn": training(Anneals(matters=False).step)},
     "a tree whose leaves know it": {"model": lambda config: Net(tree=copy.deepcopy(TREE))},
     "a dict that only counts": model(count_in_a_dict_alone, counts={"n": 0}),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,6 +36,14 @@ class _Tried:
     seen: int = 0  # the epoch of its last pass
     without: frozenset[Key] = frozenset()
     numbers: Mapping[Key, int | float] = field(default_factory=dict)  # as the last pass left them
+
+
+class _Outcome(NamedTuple):
+    """What a batch comes to."""
+
+    tensors: Sequence[float] = ()  # checksums; loss and norms where two passes come near alone
+    beside: Mapping[Key, Any] = MappingProxyType({})
+    error: Exception | None = None
 
 
 #: Of each trial and configuration; of most trials nothing.
@@ -81,43 +90,42 @@ class TriesWithout(TrainsOnShards):
         lost = {**changed, **{key: beside.lost(key) for key in let_be}}
         before, is_near = beside.numbers(lost), device_of(shard).type != "cpu"
         trial.set_streams, trial.cursor = lambda device: write_streams(captured.streams), None
-        try:
-            left = self._one_batch_on(trial, beside, shard, config, visit)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise beside.lost(*lost) from error
+        left = self._one_batch_on(trial, beside, shard, config, visit)
         trial.free()  # what is made anew takes as much memory
         captured.tensors.clear()
         beside.put_back()
         anew = self._trial(captured.state, config, shard, lives=False)
         anew.cursor = None
-        its_tensors, its_others = self._one_batch_on(anew, self._beside(anew), shard, config, visit)
-        tensors, others = left
+        made = self._one_batch_on(anew, self._beside(anew), shard, config, visit)
+        error = left.error or made.error  # both, as of a model that has come to its end
+        if type(left.error) is not type(made.error):
+            raise beside.lost(*lost) from error
         for key, told in lost.items():
             # A number that the batch leaves as it is counts nothing, such as the size of a cache.
-            is_left = key in before and same(before[key], others.get(key))
-            if not is_left and not _alike(others.get(key), its_others.get(key), is_near=is_near):
+            is_left = key in before and same(before[key], left.beside.get(key))
+            is_alike = _alike(left.beside.get(key), made.beside.get(key), is_near=is_near)
+            if not (is_left or is_alike or error):
                 raise told
-        if not _alike(tensors, its_tensors, is_near=is_near):
+        if not _alike(left.tensors, made.tensors, is_near=is_near):
             raise beside.lost(*lost)
         trials[about] = _Tried(visit.epoch, visit.epoch, frozenset(changed), numbers)
         return True
 
     def _one_batch_on(
         self, trial: BuiltTrial, beside: Beside, shard: Shard, config: Config, visit: Visit
-    ) -> tuple[list[int] | list[float], dict[Key, Any]]:
-        """Train a trial on another batch.
-
-        Return checksums of its tensors, or the loss and norms where two passes come near alone, and
-        what is beside it.
-        """
-        then = replace(visit, epoch=visit.epoch + 1)
-        batches = self._pass(trial, shard, config, then, lambda: True, None)
+    ) -> _Outcome:
+        """Train a trial on another batch."""
+        then, trial.schedule = replace(visit, epoch=visit.epoch + 1), None  # it may have ended
+        try:
+            batches = self._pass(trial, shard, config, then, lambda: True, None)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return _Outcome(error=error)
         held = [*tensors_in((trial.module.state_dict(), trial.optimizer.state_dict()))]
         if device_of(shard).type == "cpu":
-            return sorted(checksums(held)), beside.now()
-        return [batches.loss, *sorted(map(_norm, held))], beside.now()
+            return _Outcome(sorted(checksums(held)), beside.now())
+        return _Outcome([batches.loss, *sorted(map(_norm, held))], beside.now())
 
 
 def _norm(tensor: torch.Tensor) -> float:
