@@ -143,6 +143,11 @@ def go_on(it: Any) -> None:
     it.layer.bias.data.fill_(it.mean)
 
 
+def time_and_go_on(it: Any) -> None:
+    it.last = next(NOISE)
+    go_on(it)
+
+
 def go_on_in_place(it: Any) -> None:
     it.mean.add_(1)
     it.layer.bias.data.fill_(it.mean.view(-1)[0])
@@ -292,6 +297,10 @@ def globally() -> float:
     return min(1.0, N_DONE / 100)
 
 
+def now_and_then() -> float:
+    return float(next(NOISE) % 5)
+
+
 def called(loss: Any) -> Any:
     return lambda output, target: loss(output, target)
 
@@ -391,6 +400,10 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     "a number of PyTorch's layers": (
         model(lambda it: setattr(it.dropout, "p", it.dropout.p / 2)), r"changed Dropout\.p, which"
     ),
+    "one beside a time that is measured": (
+        model(time_and_go_on, last=0, mean=None),
+        r"changed Net\.last or Net\.mean, which",
+    ),
     "the one of two": (model(cache_and_count, n_cached=0, n=0), r"changed Net\.n, which no state"),
     "a model's error": (model(failing, is_over=False), r"Net\.is_over or Net\.n_left, which no"),
     "an optimizer's number": (optimizer(Own, count("n"), n=0), r"changed 'n' of the Own, .*group"),
@@ -428,6 +441,7 @@ LOST: dict[str, tuple[dict[str, Any], str]] = {
     "numbers in a dict": (
         {"model": lambda config: Net(count_in_a_dict, counts={"n": 0})}, r"Net\.counts, which"
     ),
+    "numbers in a dict of all": (model(count_in_a_dict, counts={"n": 0}), r"Net\.counts, which"),
     "a teacher in a tuple": (
         {"model": lambda config: Net(go_on_in_a_tuple, teacher=(nn.Linear(4, 3),))},
         r"changed Net\.teacher, which",
@@ -484,6 +498,8 @@ KEPT: dict[str, dict[str, Any]] = {
         ),
         "lr_scheduler_interval": "step",
     },
+    "a time that is measured": model(lambda it: setattr(it, "last", next(NOISE)), last=0),
+    "what is never alike": {**model(double, seen=None), "train_fn": training(now_and_then)},
     "a model that ends": {"model": lambda config: counting(follow_a_table, rate=0.0)},
     "what a function only counts": {"train_fn": training(Anneals(matters=False).step)},
     "a tree whose leaves know it": {"model": lambda config: Net(tree=copy.deepcopy(TREE))},

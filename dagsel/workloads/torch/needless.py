@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -43,7 +43,20 @@ class _Outcome(NamedTuple):
 
     tensors: Sequence[float] = ()  # checksums; loss and norms where two passes come near alone
     beside: Mapping[Key, Any] = MappingProxyType({})
+    began: Mapping[Key, Any] = MappingProxyType({})  # what it was beside before
     error: Exception | None = None
+
+    def unlike(
+        self, other: _Outcome, asked: Iterable[Key], *, is_near: bool
+    ) -> list[Key | Literal["tensors"]]:
+        """Return in what another outcome differs: which of some things, or the tensors."""
+        mine, its = self.beside, other.beside
+        found: list[Key | Literal["tensors"]] = [
+            key for key in asked if not _alike(mine.get(key), its.get(key), is_near=is_near)
+        ]
+        if not _alike(self.tensors, other.tensors, is_near=is_near):
+            found.append("tensors")
+        return found
 
 
 #: Of each trial and configuration; of most trials nothing.
@@ -66,7 +79,8 @@ class TriesWithout(TrainsOnShards):
         """Raise the error of what is lost, unless a trial goes on alike without it.
 
         A batch is trained on with what the pass has left, and with what is made anew of the state:
-        what is set in each forward pass, or a cache, makes no difference. It is tried again when a
+        what is set in each forward pass, or a cache, makes no difference. Nor does what differs if
+        it is made anew once more, such as a time that is measured. It is tried again when a
         pass lets a number be that an earlier one has set, and now and then, since what a trial does
         may depend on how long it has trained. Return whether it was tried now, by this trial.
         """
@@ -93,21 +107,27 @@ class TriesWithout(TrainsOnShards):
         left = self._one_batch_on(trial, beside, shard, config, visit)
         trial.free()  # what is made anew takes as much memory
         captured.tensors.clear()
-        beside.put_back()
-        anew = self._trial(captured.state, config, shard, lives=False)
-        anew.cursor = None
-        made = self._one_batch_on(anew, self._beside(anew), shard, config, visit)
-        error = left.error or made.error  # both, as of a model that has come to its end
-        if type(left.error) is not type(made.error):
-            raise beside.lost(*lost) from error
-        for key, told in lost.items():
-            # A number that the batch leaves as it is counts nothing, such as the size of a cache.
-            is_left = key in before and same(before[key], left.beside.get(key))
-            is_alike = _alike(left.beside.get(key), made.beside.get(key), is_near=is_near)
-            if not (is_left or is_alike or error):
-                raise told
-        if not _alike(left.tensors, made.tensors, is_near=is_near):
-            raise beside.lost(*lost)
+
+        def go_on_without() -> _Outcome:
+            beside.put_back()
+            anew = self._trial(captured.state, config, shard, lives=False)
+            anew.cursor = None
+            return self._one_batch_on(anew, self._beside(anew), shard, config, visit)
+
+        made = go_on_without()
+        if type(left.error) is not type(made.error):  # both fail if a model has come to its end
+            raise beside.lost(*lost) from (left.error or made.error)
+        # A number that the batch leaves as it is counts nothing, such as the size of a cache.
+        asked = [
+            key for key in lost if key not in before or not same(before[key], left.beside.get(key))
+        ]
+        if differs := left.unlike(made, asked, is_near=is_near):
+            again = go_on_without()
+            is_shared = any(not same(made.began.get(key), again.began.get(key)) for key in lost)
+            chance = [] if is_shared else again.unlike(made, asked, is_near=is_near)
+            for key in differs:
+                if key not in chance:
+                    raise lost[key] if key in lost else beside.lost(*lost)
         trials[about] = _Tried(visit.epoch, visit.epoch, frozenset(changed), numbers)
         return True
 
@@ -124,8 +144,9 @@ class TriesWithout(TrainsOnShards):
             return _Outcome(error=error)
         held = [*tensors_in((trial.module.state_dict(), trial.optimizer.state_dict()))]
         if device_of(shard).type == "cpu":
-            return _Outcome(sorted(checksums(held)), beside.now())
-        return _Outcome([batches.loss, *sorted(map(_norm, held))], beside.now())
+            return _Outcome(sorted(checksums(held)), beside.now(), beside.before)
+        losses_and_norms = [batches.loss, *sorted(map(_norm, held))]
+        return _Outcome(losses_and_norms, beside.now(), beside.before)
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -96,7 +96,7 @@ class Beside:
             (part, {name: value for name, value in vars(part).items() if name[0] != "_"})
             for part in of_loss
         ]
-        self._before = {**self.now(), **self._held()}
+        self.before = {**self.now(), **self._held()}
 
     def now(self) -> dict[Key, Any]:
         """Return what numbers and generators are now: of what, at which of its parts, its name."""
@@ -157,7 +157,7 @@ class Beside:
         return {
             key: self.lost(key)
             for key, value in now
-            if value is not None and not same(self._before.get(key), value)
+            if value is not None and not same(self.before.get(key), value)
         }
 
     def lost(self, key: Key, *others: Key) -> WorkloadError:
