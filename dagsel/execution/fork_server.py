@@ -172,7 +172,7 @@ class OwnCluster(LocalCluster):
         try:
             super().__init__(**options)  # type: ignore[no-untyped-call]
         except BaseException:
-            self._leave()
+            self._give_up_server()
             raise
 
     def _update_worker_status(self, op: Any, msg: Any) -> None:
@@ -186,13 +186,13 @@ class OwnCluster(LocalCluster):
     async def _close(self) -> None:
         try:
             await super()._close()  # type: ignore[no-untyped-call]
+            if self._is_silent:  # else Dask may close it again at the end of Python
+                self._is_silent = False
+                _silence_dask(-1)
         finally:
-            self._leave()
+            self._give_up_server()
 
-    def _leave(self) -> None:
-        if self._is_silent:
-            self._is_silent = False
-            _silence_dask(-1)
+    def _give_up_server(self) -> None:
         if self._takes_from_server:
             self._takes_from_server = False
             _count(-1)

@@ -466,7 +466,7 @@ def test_a_cluster_that_adapts_grows_for_a_search(digits: ShardedDataset, run_di
             cluster=cluster,
             run_dir=run_dir,
         )
-        assert run.timeline().worker.nunique() == 2
+        assert run.timeline().worker.nunique() >= 2  # Dask may take one away and start another
         assert scheduler.adaptive_target == scheduler.handlers["adaptive_target"] == of_dask
         assert cluster._adaptive is not None
         cluster._adaptive.stop()

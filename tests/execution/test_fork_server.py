@@ -251,11 +251,20 @@ def test_dask_logs_errors_alone_until_the_last_of_our_clusters_is_closed(
     levels = []
     try:
         with local_cluster(1) as first:
-            with local_cluster(1):
+            with local_cluster(1) as second:
                 levels.append(logs.level)
                 first.close()
+                levels.append(logs.level)
+                with monkeypatch.context() as failing:
+                    failing.setattr(LocalCluster, "_close", fails)
+                    with pytest.raises(TimeoutError):
+                        second.close()  # Dask closes it once more at the end
                 levels.append(logs.level)
             levels.append(logs.level)
     finally:
         theirs.removeHandler(logs)
-    assert levels == [logging.ERROR, logging.ERROR, logging.NOTSET]
+    assert levels == [logging.ERROR, logging.ERROR, logging.ERROR, logging.NOTSET]
+
+
+async def fails(cluster: LocalCluster) -> None:
+    raise TimeoutError
