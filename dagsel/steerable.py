@@ -66,7 +66,7 @@ class Steerable(ABC):
 
             of_a_run = {*dir(Run), *(field.name for field in fields(Run))}
             there = {each: f"result.{each}" for each in of_a_run if not each.startswith("_")}
-            return attribute_names.missing(self, name, attribute_names.SEARCH | there)
+            return attribute_names.refuse(self, name, attribute_names.SEARCH | there)
 
     def _looks_for(
         self, until: Callable[[Run], object] | None, least_s: float

@@ -65,14 +65,14 @@ SEARCH: Mapping[str, str] = {
 }
 
 
-def missing(owner: Any, name: str, elsewhere: Mapping[str, str]) -> Any:
+def refuse(owner: Any, name: str, elsewhere: Mapping[str, str]) -> Any:
     """Raise an `AttributeError`, which says what to write instead if the owner has it.
 
     It is for ``__getattr__``. What a property of the owner has raised is raised again.
 
     Examples
     --------
-    >>> missing(3, "imaginary", {"imaginary": "imag"})
+    >>> refuse(3, "imaginary", {"imaginary": "imag"})
     Traceback (most recent call last):
     ...
     AttributeError: 'int' object has no attribute 'imaginary': write .imag

@@ -244,7 +244,7 @@ class Result:
     if not TYPE_CHECKING:  # else any attribute would be right
 
         def __getattr__(self, name: str) -> Any:
-            return attribute_names.missing(self, name, attribute_names.RUN)
+            return attribute_names.refuse(self, name, attribute_names.RUN)
 
     def __call__(self) -> NoReturn:
         """Refuse what is written ``search.result()`` by habit: the attribute is the run so far."""

@@ -20,15 +20,15 @@ from dagsel.planning.budget import price_for, to_seconds
 from dagsel.planning.capacity import ClusterCapacity, Plan, PlannedStage
 from dagsel.planning.small_population import Policy
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
-from dagsel.simulation.run import NO_TRAINING, check_curves, check_simulated
+from dagsel.simulation.run import NOT_TRAINED, OF_TRAINING, check_curves, check_simulated
 from dagsel.study import Space
 from dagsel.views.preview import Interval, Preview, Row
 
 #: So often a search is simulated whose workers are taken back, each time with other draws.
 N_DRAWS = 10
 _ELSEWHERE = {
-    **NO_TRAINING,
-    **dict.fromkeys(("metric", "sampler"), "nothing is trained; leave it out"),
+    **OF_TRAINING,
+    **dict.fromkeys(("metric", "sampler"), NOT_TRAINED),
     **dict.fromkeys(("epoch_s", "seconds_per_epoch"), "write epoch_seconds="),
     **dict.fromkeys(("num_workers", "workers"), "write n_workers="),
 }

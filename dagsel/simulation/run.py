@@ -40,13 +40,14 @@ if TYPE_CHECKING:
 
 _CURVES = "write curves=dagsel.simulation.PowerLaw(epoch_s=60.0)"
 _CLUSTER = "write cluster=dagsel.simulation.SimulatedCluster(n_workers=4)"
+NOT_TRAINED = "nothing is trained; leave it out"
 #: Arguments of a search that one in virtual time does not take.
-NO_TRAINING = dict.fromkeys(
+OF_TRAINING = dict.fromkeys(
     ("callbacks", "client", "data", "observers", "progress", "run_dir", "study", "workload"),
-    "nothing is trained; leave it out",
+    NOT_TRAINED,
 )
 _ELSEWHERE = {
-    **NO_TRAINING,
+    **OF_TRAINING,
     **dict.fromkeys(("epoch_s", "epoch_seconds", "seconds_per_epoch"), _CURVES),
     **dict.fromkeys(("max_cluster_workers", "n_workers", "num_workers", "workers"), _CLUSTER),
 }

@@ -80,9 +80,9 @@ class TriesWithout(TrainsOnShards):
 
         A batch is trained on with what the pass has left, and with what is made anew of the state:
         what is set in each forward pass, or a cache, makes no difference. Nor does what differs if
-        it is made anew once more, such as a time that is measured. It is tried again when a
-        pass lets a number be that an earlier one has set, and now and then, since what a trial does
-        may depend on how long it has trained. Return whether it was tried now, by this trial.
+        it is made anew once more, such as a time that is measured. It is tried again when a pass
+        lets a number be that an earlier one has set, and now and then, since what a trial does may
+        depend on how long it has trained. Return whether it was tried now, by this trial.
         """
         trials = _TRIED.setdefault(self, {})
         about = repr({**config}), visit.trial

@@ -92,10 +92,7 @@ class Beside:
             "optimizer": _numbers(_parts_of_optimizer(optimizer), self._drawn),
             "loss": _numbers(of_loss, self._drawn),
         }
-        self._loss = [
-            (part, {name: value for name, value in vars(part).items() if name[0] != "_"})
-            for part in of_loss
-        ]
+        self._loss = [(part, dict(_public(part))) for part in of_loss]
         self.before = {**self.now(), **self._held()}
 
     def now(self) -> dict[Key, Any]:
@@ -210,13 +207,13 @@ def same(one: Any, other: Any) -> bool:
 
 def _looked_at(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the parts of a module that keep nothing beside parameters and buffers."""
-    plain = torch.nn.Module
+    base = torch.nn.Module
     for part in module.modules():
         kind = type(part)
         if (
-            kind.get_extra_state is plain.get_extra_state
-            and kind.state_dict is plain.state_dict
-            and kind._save_to_state_dict is plain._save_to_state_dict
+            kind.get_extra_state is base.get_extra_state
+            and kind.state_dict is base.state_dict
+            and kind._save_to_state_dict is base._save_to_state_dict
         ):
             yield part
 
